@@ -30,7 +30,7 @@ import farthing as ft
 from farthing.audit import GaussianCurve, SampledCurve, canaries_of, judge, one_run, statistics
 from farthing.audit.steps import CanaryStep, canary_table, per_step, train_once
 from farthing.data.tables import Features, Table
-from farthing.linear.losses import Gradient, logistic
+from farthing.linear.losses import LinearGradient, logistic
 from farthing.noise.lattice import Stream
 
 Array = NDArray[np.float64]
@@ -42,7 +42,7 @@ def question(epsilon: float, width: int, clip: float) -> ft.Query:
     """Return a step of DP-SGD, 100 of which cost ε."""
     sampler = ft.Poisson(RATE)
     noise = ft.noise_for(lambda s: sampler.amplify(ft.Gaussian(s)), ft.Budget(epsilon, DELTA), steps=STEPS)
-    gradient = Gradient(logistic, Features(width, intercept=0.0))
+    gradient = LinearGradient(logistic, Features(width, intercept=0.0))
     return ft.Query(sampler, gradient, ft.ClipNorm(clip), ft.Gaussian(noise * (1 + 1e-9)))
 
 

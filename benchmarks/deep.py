@@ -38,7 +38,7 @@ from farthing.queries.bounds import ClipNorm
 from farthing.queries.query import Query
 from farthing.queries.samplers import Poisson
 from farthing.torch.gradients.bookkeeping import Gradient
-from farthing.torch.kernels.noise import Gaussian
+from farthing.torch.kernels.noise import TensorGaussian
 from farthing.torch.methods.adadp import AdaDP
 from farthing.torch.training.records import Examples
 
@@ -111,7 +111,7 @@ def ordinary(model: nn.Module, x: Tensor, y: Tensor) -> Step:
     return step
 
 
-class Timed(Gaussian):
+class Timed(TensorGaussian):
     """The mechanism, with a clock."""
 
     seconds = 0.0

@@ -277,12 +277,12 @@ def private(torch: Any, model: Any, x: Any, y: Any, kind: str) -> Step:
     from farthing.torch.gradients import isolation
     from farthing.torch.gradients.bookkeeping import Gradient
     from farthing.torch.gradients.clipping import plain_sum
-    from farthing.torch.kernels.noise import FloatGaussian, Gaussian
+    from farthing.torch.kernels.noise import FloatGaussian, TensorGaussian
 
     kind, graph = kind.removesuffix(" graphed"), kind.endswith(" graphed")
     stream, batch = Stream(), OneBatch(x, y)
     gradient = Gradient(model, losses(torch))
-    mechanism = FloatGaussian(1.0) if kind.startswith("float") else Gaussian(1.0)
+    mechanism = FloatGaussian(1.0) if kind.startswith("float") else TensorGaussian(1.0)
     size = gradient.layout.size
     coordinates = "coordinates" in kind
     bound = ClipCoordinates(np.full(size, 1e-3)) if coordinates else ClipNorm(1.0)
@@ -625,7 +625,7 @@ def check_kernels(torch: Any, report: Report, device: Any, small: bool) -> bool:
         from farthing.torch.kernels import totals
 
         size = 20_000 if small else 2 * 10**6
-        mechanism, stream = noise.Gaussian(1.5), noise.Stream()
+        mechanism, stream = noise.TensorGaussian(1.5), noise.Stream()
         total = torch.randn(size, generator=draw, device=device)
         rounds = [mechanism.release(total, ClipNorm(2.0), stream) for _ in range(5)]
         for one in rounds:

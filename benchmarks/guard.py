@@ -30,7 +30,7 @@ from farthing.deploy.messages.signed import Signer, pack_numbers, seal
 from farthing.deploy.messages.transport import call
 from farthing.federated.terms import Invitation
 from farthing.ledger.ledger import Ledger
-from farthing.linear.losses import Gradient, logistic
+from farthing.linear.losses import LinearGradient, logistic
 
 WIDTH = 108
 
@@ -104,7 +104,7 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = parser.parse_args([] if arguments is None else arguments)
     folder, coordinator = Path(tempfile.mkdtemp(prefix="g", dir=chosen.folder)), Signer.new()
     invitation = Invitation(1.0, rounds=10 * chosen.questions)
-    gradient, w = Gradient(logistic, Features(WIDTH)), np.zeros(WIDTH + 1)
+    gradient, w = LinearGradient(logistic, Features(WIDTH)), np.zeros(WIDTH + 1)
 
     def message(number: int) -> bytes:
         turn = RoundId("run-1", number, f"{number:032x}")

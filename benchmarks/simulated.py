@@ -24,7 +24,7 @@ from farthing.data.tables import Features
 from farthing.federated import Exactly, Invitation
 from farthing.federated.draws import Indicators
 from farthing.federated.simulated import Simulated
-from farthing.linear.losses import Gradient, logistic
+from farthing.linear.losses import LinearGradient, logistic
 
 RECORDS, WIDTH, ONES, CLIP = 100, 123, 14, 3.0
 
@@ -61,7 +61,7 @@ def seconds_a_round(step: Callable[[], object], seconds: float) -> float:
 def ours(rows: Indicators | np.ndarray, y: np.ndarray | None, noise: str) -> Callable[[], object]:
     clients = Simulated.split(rows, y, records=RECORDS, budgets=Budget(1.0, 1e-8), noise=noise)  # type: ignore[arg-type]
     clients.invite(Invitation(CLIP, Exactly(1), 10**6))
-    gradient, w = Gradient(logistic, Features(WIDTH)), np.zeros(WIDTH + 1)
+    gradient, w = LinearGradient(logistic, Features(WIDTH)), np.zeros(WIDTH + 1)
 
     def step() -> None:
         nonlocal w

@@ -375,10 +375,10 @@ def turn(name: str, ours: Any, theirs: Any, X: Any, y: Any, scaled: Any = None) 
 def hundred_steps(X: Any, y: Any) -> None:
     """Time full-batch steps through the ledger, relative to the two products they need."""
     from farthing.data.tables import Features, Table
-    from farthing.linear.losses import Gradient, logistic
+    from farthing.linear.losses import LinearGradient, logistic
 
     features = Features(X.shape[1])
-    query = ft.Query(ft.Everyone(), Gradient(logistic, features), ft.ClipNorm(1.0), ft.Gaussian(1e3))
+    query = ft.Query(ft.Everyone(), LinearGradient(logistic, features), ft.ClipNorm(1.0), ft.Gaussian(1e3))
     attached = ft.Ledger(ft.Budget(1.0, 1e-5)).over(Table(X, y.astype(float)))
     w, wide, v = np.zeros(features.size), X.astype(np.float64), np.ones(len(X))
 
@@ -398,11 +398,11 @@ def hundred_steps(X: Any, y: Any) -> None:
 def batches(X: Any, y: Any, size: int, steps: int = 1500, repeats: int = 3) -> None:
     """Time the same number of Poisson batches of DP-SGD, ours and Opacus's."""
     from farthing.data.tables import Features, Table
-    from farthing.linear.losses import Gradient, logistic
+    from farthing.linear.losses import LinearGradient, logistic
 
     rate = size / len(X)
     features = Features(X.shape[1])
-    query = ft.Query(ft.Poisson(rate), Gradient(logistic, features), ft.ClipNorm(1.0), ft.Gaussian(4.0))
+    query = ft.Query(ft.Poisson(rate), LinearGradient(logistic, features), ft.ClipNorm(1.0), ft.Gaussian(4.0))
 
     def train() -> None:
         ledger = ft.Ledger(ft.Budget(10.0, 1e-5))

@@ -40,7 +40,7 @@ from benchmarks.unseen_models import HELD_OUT, LARGE, SMALL, Case  # noqa: E402
 from farthing.noise.lattice import Stream  # noqa: E402
 from farthing.queries.bounds import ClipNorm  # noqa: E402
 from farthing.torch.gradients.bookkeeping import Gradient  # noqa: E402
-from farthing.torch.kernels.noise import Gaussian  # noqa: E402
+from farthing.torch.kernels.noise import TensorGaussian  # noqa: E402
 from farthing.torch.training.records import Examples  # noqa: E402
 
 Step = Callable[[], Any]
@@ -90,7 +90,7 @@ def private(case: Case, model: nn.Module, x: Tensor, y: Tensor, precision: str, 
     more = {"memory": memory} if "memory" in inspect.signature(Gradient).parameters else {}
     gradient = Gradient(model, case.loss, autocast=autocast, expected_batch_size=len(x), **more)
     bound = ClipNorm(1.0)
-    optimizer, mechanism, stream = optimizer_of(case, model), Gaussian(0.5), Stream()
+    optimizer, mechanism, stream = optimizer_of(case, model), TensorGaussian(0.5), Stream()
     trained = [p for p in model.parameters() if p.requires_grad]
     batch: Any = OneBatch(x, y) if x.is_cuda else Examples((x, y)).take(slice(None))
 

@@ -125,7 +125,7 @@ def trained(data: Images, way: Way, run: int) -> tuple[float, int]:
     ledger = ft.Ledger(BUDGET, filter=options.pop("filter", None), stream=noise)
     optimizer = torch.optim.SGD(model.parameters(), way.step, momentum=MOMENTUM)
 
-    def fall(step: ft.torch.Step) -> None:
+    def fall(step: ft.torch.TrainingStep) -> None:
         optimizer.param_groups[0]["lr"] = way.step * (1 - step.share)
 
     steps = sum(

@@ -166,13 +166,6 @@ def test_a_record_goes_the_way_that_the_page_shows():
         assert (place, wanted) in left, f"{place}: {wanted} is not called, or not in this order"
 
 
-TWICE = {  # public classes that two modules still define: this set may shrink and must not grow
-    "Gaussian",  # of arrays and of tensors
-    "Gradient",  # of linear models and of networks
-    "Step",  # of an algorithm and of a network's training
-}
-
-
 def test_no_public_class_is_defined_twice():
     """One name, one thing. (Functions may share a name: pld.epsilon, rdp.epsilon.)"""
     homes: dict[str, list[str]] = {}
@@ -180,8 +173,7 @@ def test_no_public_class_is_defined_twice():
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(path.relative_to(SOURCE).as_posix())
-    twice = {name: found for name, found in homes.items() if len(found) > 1}
-    assert {name: found for name, found in twice.items() if name not in TWICE} == {}
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
 
 
 def test_deploy_starts_no_command():

@@ -30,12 +30,12 @@ def test_stands_in_a_small_audit(name):
 
 @pytest.mark.slow
 def test_noise_that_is_too_small_is_noticed(monkeypatch):
-    real = noise.Gaussian.release
+    real = noise.TensorGaussian.release
 
     def quieter(self, total, bound, stream, turn=0):
         exact = total.clone()  # which the release may write over
         return exact + (real(self, total, bound, stream) - exact) / 4
 
-    monkeypatch.setattr(noise.Gaussian, "release", quieter)
+    monkeypatch.setattr(noise.TensorGaussian, "release", quieter)
     verdicts = [v for _, v in methods.attack("torch-dpsgd", scale=0.1, stream=SeededStream(4))]
     assert any(verdict.broken for verdict in verdicts)

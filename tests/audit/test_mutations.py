@@ -19,7 +19,7 @@ from farthing.data import tables
 from farthing.data.tables import Features, Table
 from farthing.federated import draws, simulated, terms
 from farthing.ledger import books, ledger
-from farthing.linear.losses import Gradient, logistic
+from farthing.linear.losses import LinearGradient, logistic
 from farthing.linear.methods import descent, functional, perturbation, privgene
 from farthing.noise import lattice as noise
 from farthing.noise import streams
@@ -41,7 +41,7 @@ def _said(verdict):
 def _canary(sampler, trials, seed):
     x = np.zeros((1, 3))
     x[0, -1] = 1.0
-    gradient = Gradient(logistic, Features(3, intercept=0.0))
+    gradient = LinearGradient(logistic, Features(3, intercept=0.0))
     question = ft.Query(sampler, gradient, ft.ClipNorm(0.2), ft.Gaussian(0.5))
     step = steps.CanaryStep(question, Table(x, np.ones(1)), np.zeros(3))
     claim = ft.Budget(ft.epsilon(sampler.amplify(ft.Gaussian(0.5)), delta=1e-5), 1e-5)
@@ -363,7 +363,7 @@ def _(original):
     return lambda self, norms: original(replace(self, clip=1.2 * self.clip), norms)
 
 
-@bug("clip times 1.2 in a linear model", "everyone audit", Gradient, "bounded_sum")
+@bug("clip times 1.2 in a linear model", "everyone audit", LinearGradient, "bounded_sum")
 def _(original):
     return lambda self, records, w, bound: original(self, records, w, ft.ClipNorm(1.2 * bound.clip))
 
@@ -720,7 +720,7 @@ def _(original):
 # methods
 
 
-@bug("divided by the realised lot", "contributions", Gradient, "bounded_sum")
+@bug("divided by the realised lot", "contributions", LinearGradient, "bounded_sum")
 def _(original):
     return lambda self, records, w, bound: original(self, records, w, bound) / max(1, len(records))
 

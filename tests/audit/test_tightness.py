@@ -7,7 +7,7 @@ import farthing as ft
 from farthing.audit import SampledCurve, canaries_of, one_run
 from farthing.audit.steps import CanaryStep, canary_table, per_step, train_once
 from farthing.data.tables import Features, Table
-from farthing.linear.losses import Gradient, logistic
+from farthing.linear.losses import LinearGradient, logistic
 from farthing.noise.lattice import SeededStream
 
 RECORDS, WIDTH, RATE, STEPS, DELTA, CANARIES = 1000, 20, 0.1, 100, 1e-5, 1000
@@ -16,7 +16,7 @@ RECORDS, WIDTH, RATE, STEPS, DELTA, CANARIES = 1000, 20, 0.1, 100, 1e-5, 1000
 def question(epsilon, width, clip):
     lots = ft.Poisson(RATE)
     noise = ft.noise_for(lambda s: lots.amplify(ft.Gaussian(s)), ft.Budget(epsilon, DELTA), steps=STEPS)
-    gradient = Gradient(logistic, Features(width, intercept=0.0))
+    gradient = LinearGradient(logistic, Features(width, intercept=0.0))
     return ft.Query(lots, gradient, ft.ClipNorm(clip), ft.Gaussian(noise * (1 + 1e-9)))
 
 

@@ -24,7 +24,7 @@ from farthing.data.schema import Categorical, Numeric, Schema
 from farthing.data.splitting import Split
 from farthing.data.tables import Features
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
-from farthing.linear.losses import Gradient
+from farthing.linear.losses import LinearGradient
 from farthing.linear.problem import Problem
 from farthing.linear.solvers import CLASSIFIERS, SolverMethod
 
@@ -305,7 +305,7 @@ def _planned(ledger: ft.Ledger, problem: Problem) -> Iterator[ft.Step]:
     features = Features(problem.width, intercept=float(problem.intercept))
     query = ft.Query(
         ft.Everyone(),
-        Gradient(problem.loss, features),
+        LinearGradient(problem.loss, features),
         ft.ClipNorm(1.0),
         ft.Gaussian(0.5),
     )

@@ -36,7 +36,7 @@ from farthing.data.tables import Features
 @ft.until_spent
 def steps(ledger, problem, promised):
     features = Features(problem.width, intercept=1.0)
-    gradient = losses.Gradient(problem.loss, features)
+    gradient = losses.LinearGradient(problem.loss, features)
     sampler = ft.Poisson(0.1) if promised else ft.Everyone()
     query = ft.Query(sampler, gradient, ft.ClipNorm(1.0), ft.Gaussian(1e5))
     if promised:

@@ -7,7 +7,7 @@ from scipy import sparse
 import farthing as ft
 from farthing.data import raw
 from farthing.data.tables import Features, Table
-from farthing.linear.losses import Gradient, logistic, squared
+from farthing.linear.losses import LinearGradient, logistic, squared
 from farthing.linear.methods.descent import MARGIN, Norms, Stretch
 from farthing.linear.methods.leastsquares import Slope
 from farthing.noise import native
@@ -63,7 +63,7 @@ def test_sums_by_kernels_are_those_of_blocks(monkeypatch, kind, matrix):
     slope, w = Slope(features, origin=0.3, clip=2.0, rms=0.4), RNG.normal(size=10)
     asked = [
         (slope, w, slope.bound),
-        (Stretch(Gradient(logistic, features)), w, MARGIN),
+        (Stretch(LinearGradient(logistic, features)), w, MARGIN),
         (Norms(9, 3.0 * 2.0 ** (-np.arange(9) / 4)), None, ft.ClipNorm(1.0)),
     ]
     for contribution, at, bound in asked:
@@ -108,13 +108,13 @@ def test_features_of_another_width_than_the_table_are_refused(kind, width):
     table = Table(ROWS if kind == "dense" else sparse.csr_array(ROWS), Y)
     for some in (table, table.take(np.arange(3)), table.take(np.arange(0))):
         with pytest.raises(ft.errors.InvalidValue, match="the table has 9"):
-            Gradient(logistic, Features(width)).bounded_sum(some, np.zeros(width + 1), ft.ClipNorm(1.0))
+            LinearGradient(logistic, Features(width)).bounded_sum(some, np.zeros(width + 1), ft.ClipNorm(1.0))
 
 
 def test_a_table_keeps_the_sparse_rows_that_it_was_given():
     """Another array in the caller's matrix must not free the memory that a kernel reads."""
     rows, w = sparse.csr_array(ROWS), np.zeros(10)
-    table, gradient = Table(rows, Y), Gradient(logistic, Features(9))
+    table, gradient = Table(rows, Y), LinearGradient(logistic, Features(9))
     before = gradient.bounded_sum(table, w, ft.ClipNorm(1.0))
     rows.data = np.full(rows.nnz, 1e9)
     others = [np.full(rows.nnz, 1e9) for _ in range(4)]
@@ -128,7 +128,7 @@ def test_a_row_whose_squares_vanish_is_clipped_as_any_other(rows, kind):
     X, y = np.zeros((rows, 20)), np.zeros(rows)
     X[0], y[0] = 1e-170, 1e308
     y[1:3] = 1.7e308  # rows of zeros: their factors must not add up to infinity
-    gradient = Gradient(squared, Features(20, intercept=0.0, scale=2.0))
+    gradient = LinearGradient(squared, Features(20, intercept=0.0, scale=2.0))
     total = gradient.bounded_sum(Table(X if kind == "dense" else sparse.csr_array(X), y), np.zeros(20), CLIP)
     assert np.linalg.norm(total) <= 1 + 1e-9
 
@@ -136,7 +136,7 @@ def test_a_row_whose_squares_vanish_is_clipped_as_any_other(rows, kind):
 def test_a_value_beyond_float64_makes_its_own_row_blank():
     X = np.ones((5, 2), np.longdouble)
     X[0, 0] = np.longdouble("1e400")
-    total = Gradient(logistic, Features(2)).bounded_sum(Table(X, np.ones(5)), np.zeros(3), CLIP)
+    total = LinearGradient(logistic, Features(2)).bounded_sum(Table(X, np.ones(5)), np.zeros(3), CLIP)
     np.testing.assert_allclose(total, np.full(3, -2.0))
 
 
@@ -145,7 +145,7 @@ def test_a_value_beyond_float64_makes_its_own_row_blank():
 def test_rows_that_are_not_side_by_side_are_the_ones_that_are_read(frozen, step):
     drawn, w = np.arange(400)[::step], RNG.normal(size=10)
     drawn.flags.writeable = not frozen
-    table, gradient = Table(ROWS, Y), Gradient(logistic, Features(9))
+    table, gradient = Table(ROWS, Y), LinearGradient(logistic, Features(9))
     expected = gradient.bounded_sum(Table(ROWS[drawn], Y[drawn]), w, CLIP)
     for some in (table.take(drawn), table.take(slice(None, None, step))):
         np.testing.assert_allclose(gradient.bounded_sum(some, w, CLIP), expected, rtol=1e-9, atol=1e-9)
@@ -153,6 +153,6 @@ def test_rows_that_are_not_side_by_side_are_the_ones_that_are_read(frozen, step)
 
 def test_truth_values_that_are_stored_as_255_are_measured_as_they_are_added():
     rows = np.frombuffer(bytes([255, 0, 255, 255] * 3000), dtype=np.bool_).reshape(-1, 4)
-    gradient, w = Gradient(logistic, Features(4, scale=np.eye(4), intercept=0.0)), np.zeros(4)
+    gradient, w = LinearGradient(logistic, Features(4, scale=np.eye(4), intercept=0.0)), np.zeros(4)
     total = gradient.bounded_sum(Table(rows, np.ones(3000)), w, ft.ClipNorm(0.5))
     np.testing.assert_allclose(np.linalg.norm(total), 1500)

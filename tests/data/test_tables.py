@@ -10,7 +10,7 @@ import farthing as ft
 from farthing.data import tables
 from farthing.data.tables import Features, Table, Weighted
 from farthing.errors import InvalidValue
-from farthing.linear.losses import Gradient, logistic
+from farthing.linear.losses import LinearGradient, logistic
 
 RNG = np.random.default_rng(0)
 
@@ -188,8 +188,12 @@ def test_a_row_that_is_not_finite_is_blank_and_stays_in_its_place(storage, value
         np.testing.assert_array_equal(block.rows(features)[1], np.zeros(features.size))
         np.testing.assert_array_equal(block.rows(features)[[0, 2]], expected.rows(features))
         assert np.isnan(block.y[1])
-        gradient = Gradient(logistic, features).bounded_sum(table, np.ones(features.size), ft.ClipNorm(1.0))
-        alone = Gradient(logistic, features).bounded_sum(whole, np.ones(features.size), ft.ClipNorm(1.0))
+        gradient = LinearGradient(logistic, features).bounded_sum(
+            table, np.ones(features.size), ft.ClipNorm(1.0)
+        )
+        alone = LinearGradient(logistic, features).bounded_sum(
+            whole, np.ones(features.size), ft.ClipNorm(1.0)
+        )
         np.testing.assert_allclose(gradient, alone, rtol=1e-12)
 
 

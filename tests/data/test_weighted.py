@@ -8,7 +8,7 @@ import farthing as ft
 from farthing.data.tables import Features, Table
 from farthing.data.weighted import PLACES, WeightedTable, placed, weighed
 from farthing.errors import InvalidValue, Unsupported
-from farthing.linear.losses import Gradient, logistic, multinomial, squared
+from farthing.linear.losses import LinearGradient, logistic, multinomial, squared
 from farthing.linear.methods.centroids import ClassSums
 from farthing.linear.methods.descent import MARGIN, Norms, Spread, Stretch
 from farthing.linear.methods.leastsquares import RowMoments, RowScatter, Slope, Targets
@@ -23,10 +23,10 @@ BALL = Features(3, intercept=0.0, radius=1.0)
 W, W3 = RNG.normal(size=4), RNG.normal(size=(4, 3))
 SLOPE = Slope(CENTRED, 0.3, 0.8, 0.5)
 SUMS = {
-    "gradient": (Gradient(logistic, CENTRED), ClipNorm(0.5), W),
-    "gradients of classes": (Gradient(multinomial, CENTRED), ClipNorm(0.5), W3),
-    "squares": (Gradient(squared, PLAIN), ClipNorm(0.5), W),
-    "stretch": (Stretch(Gradient(logistic, CENTRED)), MARGIN, W),
+    "gradient": (LinearGradient(logistic, CENTRED), ClipNorm(0.5), W),
+    "gradients of classes": (LinearGradient(multinomial, CENTRED), ClipNorm(0.5), W3),
+    "squares": (LinearGradient(squared, PLAIN), ClipNorm(0.5), W),
+    "stretch": (Stretch(LinearGradient(logistic, CENTRED)), MARGIN, W),
     "norms": (Norms(3, 3.0 * 2.0 ** -np.arange(6)), ClipNorm(1.0), None),
     "matrix": (Spread(BALL, True), ClipNorm(1.3), None),
     "diagonal": (Spread(BALL, False), ClipNorm(1.3), None),
@@ -54,7 +54,7 @@ def test_a_sum_is_that_of_single_records_times_their_weights(name):
 def test_shares_beyond_one_are_clamped_and_others_count_as_nothing():
     table = WeightedTable(Table(np.ones((5, 1)), np.ones(5)), np.array([3.0, -1.0, np.nan, np.inf, 0.5]))
     assert table.shares.tolist() == [1.0, 0.0, 0.0, 0.0, 0.5]
-    assert ClipNorm(0.1).norm() >= Gradient(logistic, Features(1)).bounded_sum(
+    assert ClipNorm(0.1).norm() >= LinearGradient(logistic, Features(1)).bounded_sum(
         table.take(slice(0, 1)), np.zeros(2), ClipNorm(0.1)
     ).max(initial=0)
     with pytest.raises(InvalidValue, match="one weight a row"):

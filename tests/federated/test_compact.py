@@ -7,7 +7,7 @@ import farthing as ft
 from farthing.data.tables import Features, Table
 from farthing.errors import InvalidValue, Unsupported
 from farthing.federated.draws import Indicators
-from farthing.linear.losses import Gradient, logistic, multinomial
+from farthing.linear.losses import LinearGradient, logistic, multinomial
 
 RNG = np.random.default_rng(5)
 X = (RNG.random((300, 11)) < 0.3).astype(np.uint8)
@@ -27,8 +27,8 @@ y = RNG.integers(0, 2, 300)
 def test_sums_are_those_of_the_dense_table(features, unit):
     rows, table = Indicators.of(X, y, unit=unit), Table(X, y, unit=unit)
     for gradient, w in [
-        (Gradient(logistic, features), RNG.normal(size=features.size)),
-        (Gradient(multinomial, features), RNG.normal(size=(features.size, 2))),
+        (LinearGradient(logistic, features), RNG.normal(size=features.size)),
+        (LinearGradient(multinomial, features), RNG.normal(size=(features.size, 2))),
     ]:
         for places in (slice(None), np.array([3, 7, 7, 250])):
             ours = gradient.bounded_sum(rows.take(places), w, ft.ClipNorm(0.7))

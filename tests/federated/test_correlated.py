@@ -12,7 +12,7 @@ from farthing.data.tables import Features, Table
 from farthing.deploy.messages import forms
 from farthing.errors import InvalidValue, Unsupported
 from farthing.federated import Ask, ClientAgent, Invitation, Parties, Simulated, fedsgd
-from farthing.linear.losses import Gradient, logistic, squared
+from farthing.linear.losses import LinearGradient, logistic, squared
 from farthing.queries.correlated import BandedShare, coefficients, spread
 from farthing.queries.events import PoissonEvent, RepeatedEvent
 
@@ -39,7 +39,7 @@ def zeros(of, trust, budgets=None):
 
 def released(clients, turns=TURNS):
     """The noise of every round, a row each."""
-    gradient = Gradient(logistic, Features(WIDTH))
+    gradient = LinearGradient(logistic, Features(WIDTH))
     return np.stack([clients.ask(gradient, np.zeros(WIDTH + 1)).total[:-1] for _ in range(turns)])
 
 
@@ -96,7 +96,7 @@ def test_a_record_has_one_chance_in_a_cycle_and_its_group_stays(of):
         clients = Parties(ClientAgent(ft.Ledger(budget).over(part), 4) for part in parts)
     given = {"draw": ft.Cyclic(1 / groups, groups), "rounds": 3 * groups, "bands": groups}
     clients.invite(Invitation(1.0, noise_multiplier=1e-3, **given), "records")
-    gradient = Gradient(squared, Features(n, intercept=0.0))
+    gradient = LinearGradient(squared, Features(n, intercept=0.0))
     drawn = np.stack([np.abs(clients.ask(gradient, np.zeros(n)).total) > 0.5 for _ in range(3 * groups)])
     cycles = drawn.reshape(3, groups, n)
     assert (cycles.sum(axis=1) == 1).all()  # at a rate of 1 in its group: exactly once
@@ -115,7 +115,7 @@ def test_a_plan_is_charged_as_what_its_chances_cost():
     assert ft.accounting.pld.epsilon(plan, 1e-6) == pytest.approx(2.0, rel=1e-4)
     simulated = Simulated.split(np.zeros((80, 2)), np.zeros(80), clients=2, budgets=budget)
     simulated.invite(Invitation(1.0, ft.Cyclic(0.1, 5), 20, bands=5))
-    gradient = Gradient(logistic, Features(2))
+    gradient = LinearGradient(logistic, Features(2))
     for over in (clients, simulated):
         for t in range(7):
             over.ask(gradient, np.zeros(3))
@@ -127,7 +127,7 @@ def test_a_plan_is_charged_as_what_its_chances_cost():
 def test_shares_are_of_one_turn_or_refused_before_a_charge():
     clients = zeros(Parties, "distributed")
     clients.invite(invitation("distributed"), "records")
-    gradient = Gradient(logistic, Features(WIDTH))
+    gradient = LinearGradient(logistic, Features(WIDTH))
     agent, w = clients._agents[0], np.zeros(WIDTH + 1)
     assert isinstance(agent._terms.mechanism, BandedShare)
     agent.handle(Ask(1, gradient, w))
@@ -139,7 +139,7 @@ def test_shares_are_of_one_turn_or_refused_before_a_charge():
 class Linear:
     """In place of a network."""
 
-    gradient = Gradient(logistic, Features(2))
+    gradient = LinearGradient(logistic, Features(2))
 
     def start(self):
         return np.zeros(3)
@@ -169,6 +169,6 @@ def test_what_no_theorem_covers_is_refused():
     clients = zeros(Simulated, "local")
     clients.invite(invitation())
     with pytest.raises(Unsupported, match="one alone has none"):
-        clients.ask_one(0, Gradient(logistic, Features(WIDTH)), np.zeros(WIDTH + 1))
+        clients.ask_one(0, LinearGradient(logistic, Features(WIDTH)), np.zeros(WIDTH + 1))
     with pytest.raises(Unsupported, match="only be simulated"):
         forms.invitation(invitation())

@@ -9,7 +9,7 @@ import farthing as ft
 from farthing.data.tables import Features, Table
 from farthing.errors import BudgetSpent, InvalidValue
 from farthing.federated import ClientAgent, Evaluation, Invitation, Parties, Simulated, evaluate_clients
-from farthing.linear.losses import Gradient, PlacedGradient, logistic, multinomial
+from farthing.linear.losses import LinearGradient, PlacedGradient, logistic, multinomial
 from farthing.linear.problem import Problem
 from farthing.queries.bounds import ClipNorm
 
@@ -48,7 +48,7 @@ def test_parties_charge_it_to_their_ledgers_at_the_price_of_a_round():
     with pytest.raises(InvalidValue, match="invited"):
         evaluate_clients(parties, PROBLEM, W)
     parties.invite(Invitation(1.0, ft.Poisson(0.5), rounds=3))
-    parties.ask(Gradient(logistic, Features(2)), np.zeros(3))
+    parties.ask(LinearGradient(logistic, Features(2)), np.zeros(3))
     found = evaluate_clients(parties, PROBLEM, W)
     events = {receipt.event for receipt in found.receipts}
     assert events == {parties.terms(0).price(budget)}
@@ -71,7 +71,7 @@ def test_classes_and_placed_rows_count_the_same():
     features = Features(2)
     plain, placed = (
         Evaluation(kind(multinomial, features)).bounded_sum(table, w, bound)
-        for kind in (Gradient, PlacedGradient)
+        for kind in (LinearGradient, PlacedGradient)
     )
     np.testing.assert_allclose(placed, plain, rtol=1e-9)
     found = (X @ w[:2] + w[2]).argmax(axis=1) == labels
@@ -81,7 +81,7 @@ def test_classes_and_placed_rows_count_the_same():
 def test_numbers_have_a_loss_and_no_accuracy():
     from farthing.linear.losses import squared
 
-    found = Evaluation(Gradient(squared, Features(2)), cap=1.0).bounded_sum(
+    found = Evaluation(LinearGradient(squared, Features(2)), cap=1.0).bounded_sum(
         Table(X, Y), np.zeros(3), ClipNorm(9.0)
     )
     assert found[0] > 0 == found[1]

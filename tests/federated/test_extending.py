@@ -22,7 +22,7 @@ from farthing.errors import InvalidValue
 from farthing.federated import METHODS, Invitation, Method, Option
 from farthing.federated.jobs import Job, simulate
 from farthing.federated.methods import table
-from farthing.linear.losses import Gradient
+from farthing.linear.losses import LinearGradient
 from farthing.queries.query import Step, until_spent
 
 PARTIES = ("a", "b")
@@ -36,7 +36,7 @@ def sign_descent(clients: Any, problem: Any, *, rounds: int = 3, shrink: float =
     """Steps by the sign of the noisy mean gradient."""
     features = Features(problem.width)
     clients.invite(Invitation(1.0, rounds=rounds))
-    gradient, w = Gradient(problem.loss, features), problem.zeros(features.size)
+    gradient, w = LinearGradient(problem.loss, features), problem.zeros(features.size)
     for t in itertools.count(1):
         w = w - 0.01 * shrink**t * np.sign(clients.ask(gradient, w).mean)
         yield Step(t, features.unfold(w))

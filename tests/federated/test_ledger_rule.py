@@ -12,11 +12,11 @@ from farthing.data.tables import Features, Table
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue
 from farthing.federated import ClientAgent, Exactly, Invitation, Parties, Simulated, Trust
 from farthing.ledger.books import taken
-from farthing.linear.losses import Gradient, logistic
+from farthing.linear.losses import LinearGradient, logistic
 from farthing.queries.events import decode
 from farthing.queries.samplers import Everyone, Poisson
 
-GRADIENT, ZEROS = Gradient(logistic, Features(2)), np.zeros(3)
+GRADIENT, ZEROS = LinearGradient(logistic, Features(2)), np.zeros(3)
 RNG = np.random.default_rng(5)
 X, Y = RNG.normal(size=(40, 2)), RNG.integers(0, 2, 40) * 1.0
 

@@ -22,11 +22,11 @@ from farthing.federated import (
     Weights,
 )
 from farthing.federated.terms import Share, sampler_of
-from farthing.linear.losses import Gradient, logistic
+from farthing.linear.losses import LinearGradient, logistic
 from farthing.noise.lattice import SeededStream
 from farthing.queries.samplers import Everyone, FixedSize, Poisson
 
-GRADIENT = Gradient(logistic, Features(2))
+GRADIENT = LinearGradient(logistic, Features(2))
 
 
 def budget(epsilon=1.0, delta=1e-6, adjacency="add-remove", observer="server"):

@@ -11,14 +11,14 @@ from farthing.data.tables import Features
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.federated.renegotiated import Renegotiated, descend_changing, most_rounds
 from farthing.federated.terms import Exactly, InTurn, Invitation, Trust
-from farthing.linear.losses import Gradient, logistic
+from farthing.linear.losses import LinearGradient, logistic
 from farthing.linear.problem import Problem
 from farthing.queries.samplers import Everyone, Poisson
 
 X = np.random.default_rng(0).uniform(size=(1000, 2))
 Y = (X[:, 0] > X[:, 1]) * 1.0
 SMALL, LARGE = ft.Budget(1.0, 1e-6), ft.Budget(3.0, 1e-6)
-GRADIENT, W = Gradient(logistic, Features(2)), np.zeros(3)
+GRADIENT, W = LinearGradient(logistic, Features(2)), np.zeros(3)
 
 
 def _clients(budgets=None, rule=RdpFilter) -> Renegotiated:

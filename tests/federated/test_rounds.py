@@ -8,10 +8,10 @@ from farthing.data.tables import Features, Table
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.federated import ClientAgent, Invitation, LocalSteps, Parties, Simulated, Trust
 from farthing.federated.rounds import rounded
-from farthing.linear.losses import Gradient, logistic
+from farthing.linear.losses import LinearGradient, logistic
 from farthing.noise.lattice import SeededStream
 
-GRADIENT = Gradient(logistic, Features(2))
+GRADIENT = LinearGradient(logistic, Features(2))
 RNG = np.random.default_rng(5)
 X, Y = RNG.normal(size=(40, 2)), RNG.integers(0, 2, 40) * 1.0
 HUGE = ft.Budget(1e12, 1e-6, observer="server")  # noise far below the sixth digit

@@ -17,7 +17,7 @@ from farthing.federated.budgets import personal
 from farthing.federated.draws import Indicators
 from farthing.federated.simulated import Simulated
 from farthing.federated.terms import ClientNoise
-from farthing.linear.losses import Gradient, Scores, logistic, multinomial
+from farthing.linear.losses import LinearGradient, Scores, logistic, multinomial
 from farthing.noise.lattice import SeededStream
 from farthing.queries.bounds import Kind
 from farthing.queries.events import FixedSizeEvent, GaussianEvent, PoissonEvent
@@ -25,7 +25,7 @@ from farthing.queries.samplers import Everyone, Poisson
 
 RNG = np.random.default_rng(3)
 X, Y = RNG.uniform(size=(60, 2)), RNG.integers(0, 2, 60) * 1.0
-GRADIENT = Gradient(logistic, Features(2))
+GRADIENT = LinearGradient(logistic, Features(2))
 MOST = 100  # rounds that the oracle can compose in a moment
 DRAWS = [Everyone(), Poisson(0.3), Exactly(1), Exactly(4)]
 
@@ -111,7 +111,7 @@ def test_the_papers_countdown(epsilon):
         noise = clients.terms(0).mechanism.noise_multiplier
         fits = [sampling.delta(noise, 0.01, n, epsilon) <= 1e-8 for n in (counts[0], counts[0] + 1)]
         assert fits == [True, False]
-        clients.ask(Gradient(logistic, Features(2)), np.zeros(3))
+        clients.ask(LinearGradient(logistic, Features(2)), np.zeros(3))
         assert clients.done.tolist() == [1, 1]
         assert 0 < clients.spent(0).epsilon <= epsilon == clients.guarantee(0).epsilon
         assert clients.guarantee(0).observer == "server"
@@ -170,7 +170,7 @@ def test_without_noise_to_speak_of_a_round_is_the_weighted_mean(weights, noise):
 def test_matrices_of_weights_and_storages_agree(noise):
     ones = (RNG.random((40, 6)) < 0.4).astype(np.uint8)
     y = RNG.integers(0, 3, 40)
-    gradient, w = Gradient(multinomial, Features(6)), RNG.normal(size=(7, 3))
+    gradient, w = LinearGradient(multinomial, Features(6)), RNG.normal(size=(7, 3))
     exact = gradient.bounded_sum(Table(ones, y), w, ft.ClipNorm(0.8)) / 40
     for table in (ones, ones.astype(np.float32), sparse.csr_array(ones), Indicators.of(ones, y)):
         targets = None if isinstance(table, Indicators) else y
@@ -212,7 +212,7 @@ def counted_draws(draw, rounds=3000, sizes=None):
         Table(marks, np.zeros(10)), [0, 4, 10], ft.Budget(1e9, 1e-6), sizes=sizes, stream=SeededStream(2)
     )
     clients.invite(Invitation(1.0, draw, rounds, calibration="basic", accountant="basic"), Weights.RECORDS)
-    gradient = Gradient(logistic, Features(10, intercept=0.0))
+    gradient = LinearGradient(logistic, Features(10, intercept=0.0))
     # the gradient of each mark at 0 is half of it
     return np.array([np.rint(clients.ask(gradient, np.zeros(10)).total * 2) for _ in range(rounds)])
 
@@ -249,7 +249,7 @@ def test_turns_visit_each_record_once_a_pass_and_are_charged_by_the_pass():
     )
     clients.invite(Invitation(1.0, InTurn(), 2, calibration="basic", accountant="basic"), Weights.RECORDS)
     assert clients.left.tolist() == [6, 6]
-    gradient = Gradient(logistic, Features(6, intercept=0.0))
+    gradient = LinearGradient(logistic, Features(6, intercept=0.0))
     seen = [np.flatnonzero(np.rint(clients.ask(gradient, np.zeros(6)).total * 2)).tolist() for _ in range(4)]
     assert seen == [[0, 3], [1, 4], [2, 5], [0, 3]]
     assert clients.event(0).count == 2
@@ -413,7 +413,7 @@ def test_what_is_not_finite_counts_as_nothing_and_names_nobody(storage, noise):
         options = {"records": 10, "budgets": ft.Budget(1.0, 1e-6), "noise": noise, "stream": SeededStream(1)}
         clients = Simulated.split(storage(bad), wrong, **options)
         clients.invite(Invitation(clip_norm=1.0, rounds=5))
-        values.append(clients.ask(Gradient(logistic, Features(2)), np.zeros(3)).mean)
+        values.append(clients.ask(LinearGradient(logistic, Features(2)), np.zeros(3)).mean)
     np.testing.assert_array_equal(*values)
     assert np.isfinite(values[0]).all()
 

@@ -12,7 +12,7 @@ from farthing.errors import InvalidValue, NotReleased, OutOfMemory
 from farthing.federated.protocol import Invitation
 from farthing.federated.simulated import Simulated
 from farthing.ledger import answers
-from farthing.linear.losses import Gradient, logistic, multinomial
+from farthing.linear.losses import LinearGradient, logistic, multinomial
 from farthing.noise.lattice import SeededStream
 from farthing.queries.bounds import Kind
 
@@ -121,7 +121,7 @@ def test_a_release_that_fails_is_tried_on_the_zero_sum():
 def test_mistakes_of_the_caller_show_before_any_charge():
     ledger = ft.Ledger(BUDGET)
     door = ledger.over(Table(np.eye(3), np.ones(3)))
-    query = ft.Query(ft.Everyone(), Gradient(logistic, Features(3)), ft.ClipNorm(1.0), ft.Gaussian(9.0))
+    query = ft.Query(ft.Everyone(), LinearGradient(logistic, Features(3)), ft.ClipNorm(1.0), ft.Gaussian(9.0))
     for w in (np.zeros(2), np.zeros(5), None):
         with pytest.raises((ValueError, TypeError)) as caught:
             door.ask(query, w)
@@ -198,8 +198,8 @@ def test_no_warning_tells_about_a_record(recwarn):
 def test_a_label_that_the_weights_have_no_column_for_cannot_be_seen():
     table = Table(np.eye(3), np.array([0, 1, 2]))
     w = np.zeros((4, 2))  # two columns, three labels
-    found = asking(Gradient(multinomial, Features(3)), table, w)
-    fewer = asking(Gradient(multinomial, Features(3)), table.take(np.arange(2)), w)
+    found = asking(LinearGradient(multinomial, Features(3)), table, w)
+    fewer = asking(LinearGradient(multinomial, Features(3)), table.take(np.arange(2)), w)
     assert found == pytest.approx(fewer, abs=0.02)
 
 
@@ -238,7 +238,7 @@ def test_among_simulated_clients_a_record_that_fails_counts_as_zero(noise):
         clients.invite(Invitation(1.0, rounds=1, noise_multiplier=1e-4))
         return clients.ask(gradient, np.zeros(4)).mean
 
-    gradient, odd = Gradient(Picky(), Features(3)), y.copy()
+    gradient, odd = LinearGradient(Picky(), Features(3)), y.copy()
     odd[5] = 2
     rest = gradient.bounded_sum(Table(np.delete(x, 5, 0), np.delete(y, 5)), np.zeros(4), ft.ClipNorm(1.0))
     assert one(odd) == pytest.approx(rest / 12, abs=1e-2)

@@ -9,7 +9,7 @@ import farthing as ft
 from farthing.data.tables import Features, Table
 from farthing.errors import Unsupported
 from farthing.linear import losses
-from farthing.linear.losses import Gradient, Gram, Moments, Scores
+from farthing.linear.losses import Gram, LinearGradient, Moments, Scores
 from farthing.noise import native
 
 RNG = np.random.default_rng(1)
@@ -74,13 +74,13 @@ def test_the_gradient_is_the_sum_of_clipped_gradients(loss, y, outputs, clip):
     w = weights(outputs)
     every = each_gradient(loss, y, w).reshape(300, -1)
     expected = ft.ClipNorm(clip).apply(every).sum(axis=0).reshape(w.shape)
-    found = Gradient(loss, FEATURES).bounded_sum(Table(X, y), w, ft.ClipNorm(clip))
+    found = LinearGradient(loss, FEATURES).bounded_sum(Table(X, y), w, ft.ClipNorm(clip))
     np.testing.assert_allclose(found, expected, atol=1e-9)
 
 
 @pytest.mark.parametrize(("loss", "y", "outputs"), CASES, ids=lambda case: type(case).__name__)
 def test_one_record_moves_a_sum_by_the_bound_at_most(loss, y, outputs):
-    bound, gradient, w = ft.ClipNorm(0.3), Gradient(loss, FEATURES), weights(outputs, 30.0)
+    bound, gradient, w = ft.ClipNorm(0.3), LinearGradient(loss, FEATURES), weights(outputs, 30.0)
     whole = gradient.bounded_sum(Table(X * 100, y), w, bound)
     for gone in range(0, 300, 50):
         kept = np.delete(np.arange(300), gone)
@@ -92,7 +92,7 @@ def test_rows_that_overflow_count_as_zero():
     rows = np.array([[1.0, 0.0], [1e308, -1e308], [0.5, 0.5]])
     y = np.array([1.0, 1.0, 0.0])
     for features in (Features(2), Features(2, centre=np.ones(2), scale=3.0, radius=5.0)):
-        gradient = Gradient(losses.logistic, features)
+        gradient = LinearGradient(losses.logistic, features)
         w = np.array([1e10, -1e10, 0.0])
         found = gradient.bounded_sum(Table(rows, y), w, ft.ClipNorm(1.0))
         without = gradient.bounded_sum(Table(rows[[0, 2]], y[[0, 2]]), w, ft.ClipNorm(1.0))
@@ -126,7 +126,9 @@ def test_moments_and_gram():
 
 def test_no_records_at_all():
     empty = Table(np.empty((0, 4)), np.empty(0))
-    assert not Gradient(losses.logistic, FEATURES).bounded_sum(empty, weights(0), ft.ClipNorm(1.0)).any()
+    assert (
+        not LinearGradient(losses.logistic, FEATURES).bounded_sum(empty, weights(0), ft.ClipNorm(1.0)).any()
+    )
     assert not Gram(FEATURES).bounded_sum(empty, None, ft.ClipOuter(1.0)).any()
     assert not Moments(FEATURES).bounded_sum(empty, None, ft.ClipNorm(1.0)).any()
     scores = Scores(losses.logistic, FEATURES).bounded_sum(empty, np.zeros((5, 2)), ft.ClipValue(-1.0, 0.0))
@@ -135,7 +137,7 @@ def test_no_records_at_all():
 
 def test_only_plain_norms():
     with pytest.raises(Unsupported):
-        Gradient(losses.logistic, FEATURES).bounded_sum(
+        LinearGradient(losses.logistic, FEATURES).bounded_sum(
             Table(X, BINARY), weights(0), ft.ClipNorm(1.0, scale=np.ones(5))
         )
 
@@ -151,7 +153,7 @@ class TestKernels:
             with monkeypatch.context() as patched:
                 patched.setattr(native, "_loaded", kernels)
                 records = table if lot is None else table.take(lot)
-                found.append(Gradient(loss, features).bounded_sum(records, w, ft.ClipNorm(clip)))
+                found.append(LinearGradient(loss, features).bounded_sum(records, w, ft.ClipNorm(clip)))
         return found
 
     @pytest.mark.parametrize("kind", [np.float64, np.float32, np.uint8, np.bool_])
@@ -185,8 +187,8 @@ class TestKernels:
     def test_it_is_the_kernel_that_runs(self, monkeypatch):
         table, w = Table(X, BINARY), np.zeros(FEATURES.size)
         monkeypatch.setattr(Table, "blocks", None)
-        Gradient(losses.logistic, FEATURES).bounded_sum(table, w, ft.ClipNorm(1.0))
-        Gradient(losses.logistic, FEATURES).bounded_sum(table.take(np.array([1])), w, ft.ClipNorm(1.0))
+        LinearGradient(losses.logistic, FEATURES).bounded_sum(table, w, ft.ClipNorm(1.0))
+        LinearGradient(losses.logistic, FEATURES).bounded_sum(table.take(np.array([1])), w, ft.ClipNorm(1.0))
 
     @pytest.mark.parametrize("loss", [losses.logistic, losses.huber_hinge, losses.squared])
     @pytest.mark.parametrize("scale", [1e-300, 1e5, 1e160, 1e308])
@@ -233,7 +235,9 @@ class TestKernels:
         table, features = Table(rows, np.ones(50)), Features(9)
         list(table.blocks(features))  # measures norms
         monkeypatch.setattr(Table, "blocks", None)
-        assert Gradient(losses.logistic, features).bounded_sum(table, np.zeros(10), ft.ClipNorm(1.0)).any()
+        assert (
+            LinearGradient(losses.logistic, features).bounded_sum(table, np.zeros(10), ft.ClipNorm(1.0)).any()
+        )
 
     def test_a_target_that_is_not_finite_counts_as_nothing(self, monkeypatch):
         some, features, w = BINARY > 0, Features(4), RNG.normal(size=5)
@@ -247,6 +251,6 @@ class TestKernels:
         table = Table(X, BINARY)
         for place in (300, 2**40):
             with pytest.raises(IndexError):
-                Gradient(losses.logistic, FEATURES).bounded_sum(
+                LinearGradient(losses.logistic, FEATURES).bounded_sum(
                     table.take(np.array([place])), np.zeros(FEATURES.size), ft.ClipNorm(1.0)
                 )

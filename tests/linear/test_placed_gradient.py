@@ -6,7 +6,7 @@ from scipy import sparse
 
 from farthing.data import weighted
 from farthing.data.tables import Features, Table
-from farthing.linear.losses import Gradient, PlacedGradient, huber_hinge, logistic, multinomial, squared
+from farthing.linear.losses import LinearGradient, PlacedGradient, huber_hinge, logistic, multinomial, squared
 from farthing.noise import native
 from farthing.queries.bounds import ClipNorm
 
@@ -42,7 +42,8 @@ def test_the_sum_is_that_of_the_gradient(loss, outputs):
     w = rng.normal(size=(5, outputs) if outputs else 5)
     for some in (table, table.take(np.arange(7)), table.take(np.arange(0))):
         sums = [
-            made(loss, features).bounded_sum(some, w, ClipNorm(0.7)) for made in (Gradient, PlacedGradient)
+            made(loss, features).bounded_sum(some, w, ClipNorm(0.7))
+            for made in (LinearGradient, PlacedGradient)
         ]
         np.testing.assert_allclose(*sums, rtol=1e-12, atol=1e-12)
 

@@ -7,7 +7,7 @@ from scipy.special import expit, softmax
 
 from farthing.data.tables import Features, Table
 from farthing.errors import Unsupported
-from farthing.linear.losses import Gradient, huber_hinge, logistic, multinomial
+from farthing.linear.losses import LinearGradient, huber_hinge, logistic, multinomial
 from farthing.linear.problem import Problem
 from farthing.queries.bounds import ClipNorm
 
@@ -18,7 +18,7 @@ def test_the_rate_of_a_label_comes_back_however_hard_gradients_are_clipped(clip,
     """A thousand equal rows: the constant at which their clipped gradients sum to nothing, then back."""
     X, y = np.zeros((1000, 1)), (np.arange(1000) < 1000 * rate) * 1.0
     problem = Problem(logistic, 1000, 1, unit=False)
-    gradient = Gradient(logistic, problem.rows())
+    gradient = LinearGradient(logistic, problem.rows())
 
     def slope(constant):
         return gradient.bounded_sum(Table(X, y), np.array([0.0, constant]), ClipNorm(clip))[1]
@@ -35,7 +35,7 @@ def test_and_those_of_several_labels(clip):
     rates = np.array([0.6, 0.3, 0.1])
     y = np.repeat([0, 1, 2], (1000 * rates).astype(int))
     problem = Problem(multinomial, 1000, 1, outputs=3, unit=False)
-    gradient, table = Gradient(multinomial, problem.rows()), Table(np.zeros((1000, 1)), y)
+    gradient, table = LinearGradient(multinomial, problem.rows()), Table(np.zeros((1000, 1)), y)
 
     def steepness(constants):
         w = np.stack([np.zeros(3), constants])

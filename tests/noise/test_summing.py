@@ -10,7 +10,7 @@ from farthing.audit.steps import badly_rounded, moved
 from farthing.budget import Adjacency
 from farthing.data.tables import Features, Table
 from farthing.errors import InvalidValue
-from farthing.linear.losses import Gradient, Gram, Moments, Scores, squared
+from farthing.linear.losses import Gram, LinearGradient, Moments, Scores, squared
 from farthing.noise import native, summing
 from farthing.noise.summing import MOST, SLACK, Sum, chain, summed
 from farthing.queries.bounds import ClipNorm, ClipOuter, ClipValue
@@ -34,7 +34,7 @@ def test_sums_of_examples_move_by_their_bound():
 def test_sums_of_gradients_move_by_their_bound(compiled, monkeypatch):
     if not compiled:
         monkeypatch.setattr(native, "kernels", lambda work=0: None)
-    gradient, x = Gradient(squared, Features(2, intercept=0.0)), np.zeros((LONG, 2))
+    gradient, x = LinearGradient(squared, Features(2, intercept=0.0)), np.zeros((LONG, 2))
     x[:, 0] = 1.0
     for step in (1, 4):
         terms = badly_rounded(LONG, step)
@@ -72,7 +72,7 @@ def test_rows_near_a_far_centre_move_by_their_bound(compiled, matrix, monkeypatc
     features = Features(3, centre, np.eye(3) if matrix else 1.0, intercept=0.0)
     X = centre + rng.normal(size=(n, 3)) * 1e-6
     y = rng.normal(size=n) * 1e9  # residuals are huge: terms are clipped to 1
-    gradient, bound = Gradient(squared, features), ClipNorm(1.0)
+    gradient, bound = LinearGradient(squared, features), ClipNorm(1.0)
     whole = gradient.bounded_sum(Table(X, y), np.zeros(3), bound)
     worst = max(
         float(np.linalg.norm(whole - gradient.bounded_sum(Table(*without), np.zeros(3), bound)))
@@ -87,7 +87,7 @@ def test_a_centre_in_the_midst_of_the_rows_changes_nothing():
     features = Features(4, 0.5, 3.0, intercept=0.1)
     z = features.rows(X, None)
     clipped = ClipNorm(1.0).apply(-y[:, None] * z)
-    found = Gradient(squared, features).bounded_sum(Table(X, y), np.zeros(5), ClipNorm(1.0))
+    found = LinearGradient(squared, features).bounded_sum(Table(X, y), np.zeros(5), ClipNorm(1.0))
     np.testing.assert_allclose(found, clipped.sum(axis=0), atol=1e-12)
 
 

@@ -16,7 +16,16 @@ from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.federated.evaluation import Evaluation
 from farthing.ledger import answers
 from farthing.linear.additive import basis, sums
-from farthing.linear.losses import Gradient, Gram, Moments, PlacedGradient, Scores, Total, logistic, squared
+from farthing.linear.losses import (
+    Gram,
+    LinearGradient,
+    Moments,
+    PlacedGradient,
+    Scores,
+    Total,
+    logistic,
+    squared,
+)
 from farthing.linear.methods import (
     baselines,
     centroids,
@@ -132,8 +141,8 @@ def cases():
     return [
         Case(PerExample(lambda rows, w: rows[0]), ROWS_),
         Case(PerExample(lambda rows, w: rows[0][:, :1]), ROWS_),
-        Case(Gradient(logistic, FEATURES), w=W),
-        Case(Gradient(squared, FEATURES), WILD_TABLE, W),
+        Case(LinearGradient(logistic, FEATURES), w=W),
+        Case(LinearGradient(squared, FEATURES), WILD_TABLE, W),
         Case(PlacedGradient(logistic, FEATURES), w=W),
         Case(PlacedGradient(squared, FEATURES), WILD_TABLE, W),
         Case(Scores(logistic, FEATURES), w=CANDIDATES),
@@ -142,7 +151,7 @@ def cases():
         Case(Gram(FEATURES, target=0.5), WILD_TABLE),
         Case(descent.Norms(3, np.array([10.0, 1.0, 0.1]))),
         *(Case(descent.Spread(UNIT, gram)) for gram in (False, True)),
-        Case(descent.Stretch(Gradient(logistic, FEATURES)), w=W),
+        Case(descent.Stretch(LinearGradient(logistic, FEATURES)), w=W),
         Case(centroids.ClassSums(UNIT)),
         Case(centroids.ClassSums(UNIT), WILD_TABLE),
         Case(centroids.Projected(UNIT, np.full(UNIT.width, 3.0), 0.5)),
@@ -190,7 +199,7 @@ def cases():
         Case(network.gradient, examples(), network.start(), slack=slack),
         Case(network.update(2, 0.5), examples(), network.start(), slack=slack),
         Case(Evaluation(network.gradient, 0.5, 9.0), examples(), network.start(), slack=slack),
-        Case(Evaluation(Gradient(logistic, FEATURES), 1e-3, 9.0), w=W),
+        Case(Evaluation(LinearGradient(logistic, FEATURES), 1e-3, 9.0), w=W),
         Case(Evaluation(PlacedGradient(squared, FEATURES), 2.0, 9.0), WILD_TABLE, W),
         Case(torch_dpagd.RayLosses(linear, residuals, layout), examples(), ray, slack=slack),
         Case(torch_features._Mean(), maps()),
@@ -367,9 +376,9 @@ def test_a_pair_is_refused_or_moves_no_further_than_is_priced(case):
         (Gram(FEATURES), ClipNorm(10.0), Gaussian(1.0)),
         (Gram(FEATURES), ClipNorm(10.0), SymmetricGaussian(1.0)),
         (Gram(FEATURES), ClipOuter(1.0), Laplace(1.0)),
-        (Gradient(logistic, FEATURES), ClipNorm(1.0, scale=0.01), Gaussian(1.0)),
-        (Gradient(logistic, FEATURES), ClipNorm(1.0), Laplace(1.0)),
-        (Gradient(logistic, FEATURES), ClipNorm(1.0), NoisyMax(1.0)),
+        (LinearGradient(logistic, FEATURES), ClipNorm(1.0, scale=0.01), Gaussian(1.0)),
+        (LinearGradient(logistic, FEATURES), ClipNorm(1.0), Laplace(1.0)),
+        (LinearGradient(logistic, FEATURES), ClipNorm(1.0), NoisyMax(1.0)),
         (Moments(FEATURES), ClipValue(-1.0, 1.0), Gaussian(1.0)),
         (Moments(FEATURES), ClipCoordinates(np.ones(3)), Gaussian(1.0)),
         (Moments(FEATURES), ClipNorm(1.0), SymmetricGaussian(1.0)),

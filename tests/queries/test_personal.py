@@ -18,7 +18,7 @@ from farthing.queries.events import (
 )
 from farthing.queries.personal import Leveled, Personal
 from farthing.queries.query import PerExample, Query, Rows
-from farthing.torch.kernels.noise import Gaussian as TorchGaussian
+from farthing.torch.kernels.noise import TensorGaussian as TorchGaussian
 
 ONES = PerExample(lambda rows, w: rows[0])
 

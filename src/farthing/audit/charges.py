@@ -21,7 +21,7 @@ from farthing.federated.noise import ClientNoise
 from farthing.federated.protocol import Accountant, Exactly, Invitation, Trust
 from farthing.federated.simulated import Simulated
 from farthing.ledger.ledger import Ledger
-from farthing.linear.losses import Gradient, logistic
+from farthing.linear.losses import LinearGradient, logistic
 from farthing.noise.lattice import Stream
 from farthing.queries.bounds import ROWS, ClipNorm
 from farthing.queries.events import RepeatedEvent
@@ -224,7 +224,7 @@ def uploads_allowed(stream: Stream) -> list[str]:
         price = RepeatedEvent(terms.price(replace(budget, observer=Observer.SERVER)), max(terms.rounds, 1))
         if pld.delta(price, 1.0, Adjacency.REPLACE_ONE) > 1.001e-5:
             complaints.append(f"{terms.rounds} rounds by the {by} accountant do not fit")
-        gradient = Gradient(logistic, Features(1))
+        gradient = LinearGradient(logistic, Features(1))
         given = all_of(partial(clients.ask, gradient, np.zeros(2)), rounds + 1)
         if terms.rounds <= 40 and given != terms.rounds:
             complaints.append(f"{given} rounds were taken by the {by} accountant, {terms.rounds} agreed to")
@@ -275,7 +275,7 @@ def uploads(stream: Stream, rounds: int = 400) -> list[str]:
         clients.invite(Invitation(1.0, rounds=rounds))
         values = []
         for _ in range(rounds):
-            got = clients.ask(Gradient(logistic, Features(50, intercept=0.0)), np.zeros(50))
+            got = clients.ask(LinearGradient(logistic, Features(50, intercept=0.0)), np.zeros(50))
             values.append(got.total / math.sqrt(3 * clients.terms(0).variance))
         if off_law(np.concatenate(values), ndtr, levels):
             complaints.append(f"noise={kind!r} is not what clients agreed to")

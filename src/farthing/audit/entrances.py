@@ -47,7 +47,7 @@ from farthing.federated.simulated import Simulated
 from farthing.federated.terms import Draw, Exactly, Invitation, Trust
 from farthing.ledger.ledger import Ledger
 from farthing.linear.estimators import LinearRegression, LinearSVC, LogisticRegression
-from farthing.linear.losses import Gradient, multinomial
+from farthing.linear.losses import LinearGradient, multinomial
 from farthing.linear.preprocessing import PCA
 from farthing.linear.selection import PrivateScore
 from farthing.queries.arrays import attempt
@@ -238,9 +238,9 @@ def _header(number: int, kind: str, draw: Draw = _DRAWS[0], w: Array | None = No
     features = Features(_INPUTS, intercept=more.pop("intercept", 1.0), radius=more.pop("radius", None))
     invitation = Invitation(1.0, draw, 1000, noise_multiplier=_NOISE, **more)
     turn = RoundId("run", number, f"{number:032x}")
-    return Question(turn, "d", invitation, Gradient(LOSSES[kind], features), w.shape).header(), pack_numbers(
-        w
-    )
+    return Question(
+        turn, "d", invitation, LinearGradient(LOSSES[kind], features), w.shape
+    ).header(), pack_numbers(w)
 
 
 def plain_talk(draw: Draw) -> Script:
@@ -387,7 +387,7 @@ def _classes() -> list[str]:
     """Check that a record of an unknown class contributes 0, and that too few columns are refused."""
     complaints = []
     gradient, bound, w = (
-        Gradient(multinomial, Features(_INPUTS)),
+        LinearGradient(multinomial, Features(_INPUTS)),
         ClipNorm(1.0),
         np.zeros((_INPUTS + 1, _CLASSES)),
     )

@@ -24,7 +24,7 @@ from farthing.budget import Adjacency
 from farthing.data.tables import Features, Table
 from farthing.ledger import answers
 from farthing.ledger.ledger import Ledger
-from farthing.linear.losses import Gradient, Gram, Moments, logistic
+from farthing.linear.losses import Gram, LinearGradient, Moments, logistic
 from farthing.linear.methods.perturbation import Convex, Minimiser, Objective, ObjectiveNoise
 from farthing.linear.methods.privgene import NoisyTop
 from farthing.noise import lattice
@@ -366,7 +366,7 @@ def pairs() -> list[str]:
     bounds += [ClipOuter(0.1), ClipOuter(10.0), ClipValue(-1.0, 1.0), ClipNorm(1.0, np.ones(1))]
     bounds += [ClipCoordinates(np.full(size, 0.5)) for size in (1, 3, 6)]
     complaints = set()
-    for contribution, bound in itertools.product([*kinds, Gradient(logistic, features)], bounds):
+    for contribution, bound in itertools.product([*kinds, LinearGradient(logistic, features)], bounds):
         try:
             query = Query(Everyone(), contribution, bound, Gaussian(1.0))
             nobody = answers.zero_sum(contribution, table, w, bound)

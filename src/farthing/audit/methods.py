@@ -48,7 +48,7 @@ from farthing.federated.protocol import Accountant
 from farthing.federated.terms import Exactly
 from farthing.linear.additive.basis import Binned, codes_of
 from farthing.linear.additive.method import additive
-from farthing.linear.losses import Gradient, Pinball, logistic, multinomial, squared
+from farthing.linear.losses import LinearGradient, Pinball, logistic, multinomial, squared
 from farthing.linear.methods.baselines import majority
 from farthing.linear.methods.descent import descent, generalised
 from farthing.linear.methods.dpagd import dpagd
@@ -147,7 +147,7 @@ def _weights(steps: Iterator[Step]) -> Iterator[Step]:
 class _Flat:
     """A linear model at flat weights, in place of a network: clients answer for it in the same way."""
 
-    gradient = Gradient(logistic, Features(2, intercept=0.0))
+    gradient = LinearGradient(logistic, Features(2, intercept=0.0))
 
     def start(self) -> NDArray[np.float64]:
         return np.zeros(2)

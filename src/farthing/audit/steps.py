@@ -30,7 +30,7 @@ from farthing.budget import Budget
 from farthing.data.tables import Features, Table
 from farthing.errors import Unsupported
 from farthing.ledger.ledger import Ledger
-from farthing.linear.losses import Gradient, squared
+from farthing.linear.losses import LinearGradient, squared
 from farthing.noise.lattice import Stream, gaussian
 from farthing.queries.bounds import ClipNorm
 from farthing.queries.mechanisms import Gaussian
@@ -170,7 +170,7 @@ def sums(stream: Stream) -> list[str]:
     """Check that sums of examples and of gradients move by one record's bound (`farthing.noise.summing`)."""
     bound, beside = ClipNorm(1.0), np.column_stack([np.ones(_RECORDS), np.zeros(_RECORDS)])
     examples = PerExample(lambda rows, w: rows[0][:, None] * np.array([1.0, 0.0]))
-    gradient = Gradient(squared, Features(2, intercept=0.0))
+    gradient = LinearGradient(squared, Features(2, intercept=0.0))
     ways: dict[str, Callable[[Array], Array]] = {
         "examples": lambda terms: examples.bounded_sum(Rows(terms), None, bound),
         "gradients": lambda terms: gradient.bounded_sum(Table(beside, -terms), np.zeros(2), bound),
@@ -187,7 +187,7 @@ def _cancelling(stream: Stream, records: int = 2**12) -> list[str]:
     words = stream.integers(4 * records).astype(np.float64) * 2.0**-63 - 1
     centre = np.full(3, 1e7 + 0.1)
     X, y = centre + words[: 3 * records].reshape(-1, 3) * 1e-6, words[3 * records :] * 1e10
-    gradient = Gradient(squared, Features(3, centre, intercept=0.0))
+    gradient = LinearGradient(squared, Features(3, centre, intercept=0.0))
     ends = [gradient.bounded_sum(Table(X[i:], y[i:]), np.zeros(3), ClipNorm(1.0)) for i in range(8)]
     apart = max(float(np.linalg.norm(a - b)) for a, b in pairwise(ends))
     return ["a sum of rows near their centre moves by more than its bound"] if apart > 1 + _MOST else []

@@ -27,7 +27,7 @@ from farthing.data.tables import Features, Table
 from farthing.errors import Unsupported
 from farthing.federated.protocol import ClientAgent, Parties
 from farthing.ledger.ledger import Ledger
-from farthing.linear.losses import Gradient, logistic
+from farthing.linear.losses import LinearGradient, logistic
 from farthing.noise.lattice import Stream
 from farthing.queries.bounds import ClipNorm
 from farthing.queries.events import ComposedEvent, Event, GaussianEvent, PoissonEvent, RepeatedEvent, decode
@@ -187,7 +187,7 @@ class SteppedTarget:
         claim = Budget(pld.epsilon(event, DELTA), DELTA)
         x = np.zeros((1, 20))
         x[0, -1] = 1.0
-        gradient = Gradient(logistic, Features(20, intercept=0.0))
+        gradient = LinearGradient(logistic, Features(20, intercept=0.0))
         query = Query(Poisson(self.rate), gradient, ClipNorm(0.5), Gaussian(self.noise))
         step = CanaryStep(query, Table(x, np.ones(1)), np.zeros(20))
         trials = max(1000, round(self.trials * scale))

@@ -47,7 +47,7 @@ class StepRecorder:
             raise BudgetSpent(f"{ledger.budget} does not allow a single step of {self.name!r}")
 
     def _note(self, query: Query, w: Any, answer: Answer) -> None:
-        what = type(query.contribution).__name__.lower()
+        what = type(query.contribution).__name__.removeprefix("Linear").lower()
         kind = what, drawn(query.sampler), type(query.mechanism).__name__
         self.asked.setdefault(kind, Asked()).add(query)
 

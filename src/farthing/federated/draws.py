@@ -27,7 +27,7 @@ from farthing import validate
 from farthing.data.tables import Features, Parts
 from farthing.errors import InvalidValue, Unsupported
 from farthing.federated.terms import Invitation, Terms
-from farthing.linear.losses import Gradient
+from farthing.linear.losses import LinearGradient
 from farthing.noise import lattice, summing
 from farthing.noise.lattice import Stream
 from farthing.queries import arrays
@@ -353,7 +353,7 @@ def weighted_sum(contribution: Contribution, table: Any, owners: Integers, w: Ar
     if now.bound is not None:
         return contribution.bounded_sum(table, w, now.bound) * now.weight
     clips, weights = now.clips[owners], now.weights[owners]
-    if isinstance(contribution, Gradient):
+    if isinstance(contribution, LinearGradient):
         by_row: Any = PerRow(clips, weights)
         return contribution.bounded_sum(table, w, by_row)
     total = 0.0 * contribution.bounded_sum(
@@ -369,7 +369,7 @@ def noisy_uploads(
     contribution: Contribution, table: Any, who: Integers, w: Array, now: Round, stream: Stream
 ) -> Array:
     """Return Σ weight · upload, each upload with its client's own noise."""
-    if isinstance(contribution, Gradient):
+    if isinstance(contribution, LinearGradient):
         return _noisy_gradients(contribution, table, who, w, now, stream)
     total = np.zeros(w.shape if contribution.shape is None else contribution.shape)
     starts = np.searchsorted(who, np.arange(len(now.came) + 1))
@@ -381,7 +381,7 @@ def noisy_uploads(
 
 
 def _noisy_gradients(
-    contribution: Gradient, table: Any, who: Integers, w: Array, now: Round, stream: Stream
+    contribution: LinearGradient, table: Any, who: Integers, w: Array, now: Round, stream: Stream
 ) -> Array:
     """Return Σ weight · upload of linear gradients, block by block of clients."""
     bits, cells = _lattice(w.size, now)

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from farthing import validate
 from farthing.data.tables import Features
 from farthing.federated.protocol import Clients
-from farthing.linear.losses import Gradient
+from farthing.linear.losses import LinearGradient
 from farthing.linear.problem import Problem
 from farthing.noise.summing import Sum
 from farthing.queries.bounds import ClipNorm, Kind
@@ -67,7 +67,7 @@ class Evaluation:
     --------
     >>> from farthing.data.tables import Table
     >>> from farthing.linear.losses import logistic
-    >>> evaluation = Evaluation(Gradient(logistic, Features(1)))
+    >>> evaluation = Evaluation(LinearGradient(logistic, Features(1)))
     >>> table = Table(np.array([[1.0], [-1.0]]), np.array([1.0, 1.0]))
     >>> np.round(evaluation.bounded_sum(table, np.array([9.0, 0.0]), ClipNorm(1.0)), 3)
     array([0.707, 0.707])
@@ -202,4 +202,4 @@ def _flat(trained: Any, w: Any) -> tuple[Any, Array]:
     if not isinstance(trained, Problem):
         return trained.gradient, w
     u, constant = (np.asarray(part, dtype=np.float64) for part in w)
-    return Gradient(trained.loss, Features(trained.width)), np.concatenate([u, constant[None]])
+    return LinearGradient(trained.loss, Features(trained.width)), np.concatenate([u, constant[None]])

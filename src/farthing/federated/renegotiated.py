@@ -35,7 +35,7 @@ from farthing.data.tables import Features
 from farthing.errors import InvalidValue, Unsupported
 from farthing.federated.protocol import Answers, Clients, InTurn, Invitation, Trust, Weights
 from farthing.federated.simulated import Simulated
-from farthing.linear.losses import Gradient
+from farthing.linear.losses import LinearGradient
 from farthing.linear.problem import Problem
 from farthing.queries.events import ComposedEvent, Event, RepeatedEvent
 from farthing.queries.query import Contribution, Step, until_spent
@@ -168,7 +168,7 @@ def descend_changing(
         A step a round, until no client can afford one.
     """
     features = Features(problem.width, intercept=float(problem.intercept))
-    gradient, w = Gradient(problem.loss, features), problem.zeros(features.size)
+    gradient, w = LinearGradient(problem.loss, features), problem.zeros(features.size)
     lr, last = validate.positive(lr=lr), None
     for t in itertools.count(1):
         invitation = following(t, w)

@@ -18,12 +18,12 @@ follows from public numbers and which a ledger accepts: the theorem of every acc
 tight accounting, by which a promise is checked once more. Both are asked while any is left (`enough_came`).
 Nothing is given back here, because nothing is reserved ahead.
 
->>> from farthing.linear.losses import (Gradient, logistic)
+>>> from farthing.linear.losses import (LinearGradient, logistic)
 >>> from farthing.data.tables import Features
 >>> X = np.random.default_rng(0).uniform(size=(1000, 3))
 >>> clients = Simulated.split(X, (X[:, 0] > 0.5) * 1.0, records=100, budgets=Budget(1.0, 1e-6))
 >>> clients.invite(Invitation(clip_norm=1.0, rounds=20))
->>> got = clients.ask(Gradient(logistic, Features(3)), np.zeros(4))
+>>> got = clients.ask(LinearGradient(logistic, Features(3)), np.zeros(4))
 >>> got.mean.shape, got.count, int(clients.left[0])
 ((4,), 10, 19)
 """

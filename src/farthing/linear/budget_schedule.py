@@ -7,7 +7,7 @@ moves with the bound, and the price stays. Gaussian answers with μ₁, μ₂, .
 prices them (`gaussian_mu`).
 
 >>> import farthing as ft
->>> from farthing.linear.losses import (Gradient, Gram, logistic)
+>>> from farthing.linear.losses import (LinearGradient, Gram, logistic)
 >>> from farthing.data.tables import (Features, Table)
 >>> ledger = ft.Ledger(ft.Budget(1.0, 1e-6))
 >>> schedule = BudgetSchedule(ledger.over(Table(np.ones((100, 1)))), 100)
@@ -22,7 +22,7 @@ prices them (`gaussian_mu`).
 everybody were asked. Everybody is, through a `ZcdpFilter`, or a Poisson batch, which an `RdpFilter` charges
 with less. Either filter allows prices that are chosen on the way.
 
->>> gradient = Query(Everyone(), Gradient(logistic, Features(2)), ft.ClipNorm(1.0), Gaussian(1.0))
+>>> gradient = Query(Everyone(), LinearGradient(logistic, Features(2)), ft.ClipNorm(1.0), Gaussian(1.0))
 >>> round(Pricing.of(Budget(1.0, 1e-6)).each([(gradient, 1.0)], splits=50), 6)
 0.000487
 >>> round(Pricing.of(Budget(1.0, 1e-6), sampling_rate=0.01).each([(gradient, 1.0)], splits=50), 3)

@@ -1,13 +1,13 @@
 """Losses of linear models, and what a record contributes to their bounded sums.
 
 A loss is a pair of functions of margins m = z·w and targets y: its value, and its residual ∂loss/∂m. The
-gradient of a record is residual · z, so its norm is |residual| |z|: `Gradient` clips by norms alone and needs
-two products with the table, and never holds a gradient of a single record.
+gradient of a record is residual · z, so its norm is |residual| |z|: `LinearGradient` clips by norms alone and
+needs two products with the table, and never holds a gradient of a single record.
 
 >>> import farthing as ft
 >>> from farthing.data.tables import (Block, Features, Table)
 >>> table = Table(np.array([[1.0], [2.0], [30.0]]), np.array([1.0, 0.0, 1.0]))
->>> gradient = Gradient(logistic, Features(1, intercept=0.0))
+>>> gradient = LinearGradient(logistic, Features(1, intercept=0.0))
 >>> gradient.bounded_sum(table, np.zeros(1), ft.ClipNorm(5.0))
 array([-4.5])
 
@@ -245,7 +245,7 @@ one_against_rest = OneAgainstRest(huber_hinge)
 
 
 @dataclass(frozen=True, slots=True)
-class Gradient:
+class LinearGradient:
     """Σ residual z of a `Table`, each record's term clipped (`ClipNorm`). w has one row a coordinate of z."""
 
     loss: Loss
@@ -399,15 +399,15 @@ class Gram:
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedGradient(Gradient):
-    """A `Gradient` whose terms do not depend on who is beside them, not even in their last bits."""
+class PlacedGradient(LinearGradient):
+    """A `LinearGradient` whose terms do not depend on who is beside them, not even in their last bits."""
 
     def bounded_sum(self, records: Table, w: Array, bound: ClipNorm) -> Array:
         if len(records) == 0:
-            return Gradient.bounded_sum(self, records, w, bound)
+            return LinearGradient.bounded_sum(self, records, w, bound)
         total = Sum(len(records), np.shape(w))
         for block in placed(records):
-            some = Gradient.bounded_sum(self, block, w, bound)  # type: ignore[arg-type]
+            some = LinearGradient.bounded_sum(self, block, w, bound)  # type: ignore[arg-type]
             total.add(some, min(PLACES, len(block)))
         return total.value
 
@@ -416,4 +416,4 @@ class PlacedGradient(Gradient):
 
     def judged(self, records: Any, w: Array) -> Iterator[tuple[Array, Array, Array]]:
         for block in placed(records):
-            yield from Gradient.judged(self, block, w)
+            yield from LinearGradient.judged(self, block, w)

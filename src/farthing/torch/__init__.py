@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from farthing.torch.gradients.clipping import Automatic, ClipLayers, ClipRule
     from farthing.torch.gradients.layers import layer_rule
     from farthing.torch.gradients.layout import Layout
-    from farthing.torch.kernels.noise import FloatGaussian, Gaussian
+    from farthing.torch.kernels.noise import FloatGaussian, TensorGaussian
     from farthing.torch.methods.adadp import AdaDP, AdaL, AdaN
     from farthing.torch.methods.dpopt import DpOpt
     from farthing.torch.training.adapting import Change, NoiseGate, Plateau, Stages, menu
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from farthing.torch.training.plan import Plan, fitted
     from farthing.torch.training.records import Batch, Examples
     from farthing.torch.training.schedules import AdaptiveClip, Quantile
-    from farthing.torch.training.watching import Step, evaluate, to_tensorboard, to_wandb
+    from farthing.torch.training.watching import TrainingStep, evaluate, to_tensorboard, to_wandb
 
 __all__ = [
     "AdaDP",
@@ -44,7 +44,6 @@ __all__ = [
     "DpOpt",
     "Examples",
     "FloatGaussian",
-    "Gaussian",
     "Gradient",
     "Layout",
     "Network",
@@ -55,8 +54,9 @@ __all__ = [
     "Quantile",
     "Scattering",
     "Stages",
-    "Step",
+    "TensorGaussian",
     "Training",
+    "TrainingStep",
     "evaluate",
     "fitted",
     "fix",
@@ -78,9 +78,9 @@ _HOMES = {
     "gradients.layers": ("layer_rule",),
     "training.collating": ("Padded",),
     "methods.dpopt": ("DpOpt",),
-    "training.watching": ("Step", "evaluate", "to_tensorboard", "to_wandb"),
+    "training.watching": ("TrainingStep", "evaluate", "to_tensorboard", "to_wandb"),
     "checks.fixing": ("fix",),
-    "kernels.noise": ("FloatGaussian", "Gaussian"),
+    "kernels.noise": ("FloatGaussian", "TensorGaussian"),
     "training.network": ("Network",),
     "training.optim": ("DPAdam",),
     "training.plan": ("Plan", "fitted"),

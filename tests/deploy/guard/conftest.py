@@ -38,9 +38,9 @@ from farthing.deploy.messages.transport import InProcess, UnixSockets
 from farthing.federated.terms import Invitation
 from farthing.ledger import verifier
 from farthing.ledger.journal import Journal
-from farthing.linear.losses import Gradient, logistic
+from farthing.linear.losses import LinearGradient, logistic
 
-GRADIENT = Gradient(logistic, Features(2))
+GRADIENT = LinearGradient(logistic, Features(2))
 PLAIN = Invitation(1.0, rounds=5)
 
 # Forks guards, each a process of its own, after everything was imported once. A guard may be told to die (by

@@ -77,7 +77,7 @@ def test_under_secure_aggregation_only_the_sum_is_seen(village):
 
 def test_nobody_allows_it(village, tmp_path):
     from farthing.data.tables import Features
-    from farthing.linear.losses import Gradient
+    from farthing.linear.losses import LinearGradient
 
     village.settle(2)
     guards = village.functions()
@@ -86,7 +86,7 @@ def test_nobody_allows_it(village, tmp_path):
     for _ in range(4):  # more often than patience lasts
         with pytest.raises(Unsupported, match="evaluation = true"):
             evaluate_clients(clients, PROBLEM, W)
-    first = clients.ask(Gradient(logistic, Features(2)), np.zeros(3))
+    first = clients.ask(LinearGradient(logistic, Features(2)), np.zeros(3))
     assert (first.count, set(village.check().values())) == (2, {(1, 1)})
     clients.close()
     again = village.clients(guards, checkpoint=tmp_path / "c")
@@ -94,7 +94,9 @@ def test_nobody_allows_it(village, tmp_path):
     for _ in range(4):
         with pytest.raises(Unsupported):
             evaluate_clients(again, PROBLEM, W)
-    np.testing.assert_array_equal(again.ask(Gradient(logistic, Features(2)), np.zeros(3)).total, first.total)
+    np.testing.assert_array_equal(
+        again.ask(LinearGradient(logistic, Features(2)), np.zeros(3)).total, first.total
+    )
 
 
 def test_a_network_is_evaluated_by_its_party(installed, told, books):

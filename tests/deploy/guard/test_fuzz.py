@@ -18,7 +18,7 @@ from farthing.deploy.messages.forms import invitation as form
 from farthing.deploy.messages.signed import PREFIX, MessageKind, Reason, Signer, pack_table, seal, unseal
 from farthing.deploy.messages.transport import call
 from farthing.federated.terms import Exactly, Invitation
-from farthing.linear.losses import Gradient, logistic, multinomial, squared
+from farthing.linear.losses import LinearGradient, logistic, multinomial, squared
 from farthing.queries.samplers import Poisson
 
 ROUNDS = 6
@@ -54,12 +54,12 @@ ALLOWED = [
     Invitation(1.0, rounds=10**9),
 ]  # its rounds end when the policy's do
 GRADIENTS = [
-    Gradient(logistic, Features(2, radius=1.0)),
-    Gradient(squared, Features(2)),
-    Gradient(multinomial, Features(2)),
-    Gradient(logistic, Features(3)),
-    Gradient(logistic, Features(2, intercept=0.0)),
-    Gradient(logistic, Features(2, intercept=1e300)),
+    LinearGradient(logistic, Features(2, radius=1.0)),
+    LinearGradient(squared, Features(2)),
+    LinearGradient(multinomial, Features(2)),
+    LinearGradient(logistic, Features(3)),
+    LinearGradient(logistic, Features(2, intercept=0.0)),
+    LinearGradient(logistic, Features(2, intercept=1e300)),
 ]
 
 

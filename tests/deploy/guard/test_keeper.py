@@ -15,7 +15,7 @@ from farthing.deploy.messages import forms
 from farthing.deploy.messages.signed import MessageKind, Reason, Signer, pack_numbers, seal
 from farthing.errors import InvalidValue, LedgerLocked
 from farthing.federated.terms import Exactly, Invitation
-from farthing.linear.losses import Gradient, PlacedGradient, logistic, multinomial, squared
+from farthing.linear.losses import LinearGradient, PlacedGradient, logistic, multinomial, squared
 from farthing.queries.samplers import Everyone, Poisson
 
 PLAIN = Invitation(1.0, rounds=5)
@@ -68,11 +68,11 @@ LIES = [
     (Reason.SAMPLER, {"invitation": Invitation(1.0, Exactly(2), 5)}),
     (Reason.TRUST, {"invitation": Invitation(1.0, rounds=5, noise_multiplier=9.0, trust="distributed")}),
     (Reason.TRUST, {"invitation": Invitation(1.0, rounds=5, noise_multiplier=9.0, trust="trusted")}),
-    (Reason.LOSS, {"gradient": Gradient(squared, Features(2))}),
-    (Reason.LOSS, {"gradient": Gradient(multinomial, Features(2)), "w": np.zeros((3, 2))}),
-    (Reason.SHAPE, {"gradient": Gradient(logistic, Features(3)), "w": np.zeros(4)}),
-    (Reason.SHAPE, {"gradient": Gradient(logistic, Features(2, intercept=1e300))}),
-    (Reason.SHAPE, {"gradient": Gradient(logistic, Features(2, radius=1e-9))}),
+    (Reason.LOSS, {"gradient": LinearGradient(squared, Features(2))}),
+    (Reason.LOSS, {"gradient": LinearGradient(multinomial, Features(2)), "w": np.zeros((3, 2))}),
+    (Reason.SHAPE, {"gradient": LinearGradient(logistic, Features(3)), "w": np.zeros(4)}),
+    (Reason.SHAPE, {"gradient": LinearGradient(logistic, Features(2, intercept=1e300))}),
+    (Reason.SHAPE, {"gradient": LinearGradient(logistic, Features(2, radius=1e-9))}),
     (Reason.SHAPE, {"w": np.zeros(4)}),
     (Reason.SHAPE, {"w": np.zeros((3, 1))}),
     (Reason.SHAPE, {"w": np.zeros(2)}),
@@ -139,7 +139,7 @@ def test_rounds_and_nonces(village, house, told):
     guard = house.open()
     guard.answer(village.question(3))
     assert told(guard.answer(village.question(3, w=(0.0, 0.0, 1e-300))), house) is Reason.CONFLICT
-    other = Gradient(logistic, Features(2, radius=2.0))
+    other = LinearGradient(logistic, Features(2, radius=2.0))
     assert told(guard.answer(village.question(3, gradient=other)), house) is Reason.CONFLICT
     assert (
         told(guard.answer(village.question(3, invitation=replace(PLAIN, clip_norm=0.5))), house)
@@ -262,7 +262,7 @@ def test_the_policy_limits_rounds_below_the_budget(village, told):
 def test_a_charge_without_an_answer_stays_lost(village, house, told, monkeypatch):
     guard = house.open()
 
-    whole = Gradient.bounded_sum
+    whole = LinearGradient.bounded_sum
 
     def fail(self, records, w, bound):
         if len(records):
@@ -270,7 +270,7 @@ def test_a_charge_without_an_answer_stays_lost(village, house, told, monkeypatch
         return whole(self, records, w, bound)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Gradient, "bounded_sum", fail)
+        patch.setattr(LinearGradient, "bounded_sum", fail)
         assert told(guard.answer(village.question()), house) is Reason.LOST
     assert told(guard.answer(village.question()), house) is Reason.LOST
     assert told(guard.answer(village.question(2)), house)["left"] == 3
@@ -365,7 +365,7 @@ def test_records_must_be_those_of_the_policy(village, house):
 
 def test_classes_have_a_matrix_of_weights(village, told):
     house = village.settle(1, limits='losses = ["multinomial"]\noutputs = 3').houses["p0"]
-    gradient, guard = Gradient(multinomial, Features(2)), house.open()
+    gradient, guard = LinearGradient(multinomial, Features(2)), house.open()
     answer = told(guard.answer(village.question(gradient=gradient, w=np.zeros((3, 3)))), house)
     assert answer["value"].size == 9
     asked = village.question(2, gradient=gradient, w=np.zeros((3, 4)))
@@ -384,5 +384,5 @@ def test_draws_that_are_allowed(draw, village, house, told):
 def test_rows_are_summed_at_places_of_their_own():
     """A coordinator chooses the weights: last bits that follow from who is there would tell."""
     tables = Tables(Limits(noise=1.0, clip=1.0, rounds=5, width=2))
-    asked = Gradient(logistic, Features(2, intercept=0.3, radius=1.5))
+    asked = LinearGradient(logistic, Features(2, intercept=0.3, radius=1.5))
     assert tables.contribution(asked) == PlacedGradient(asked.loss, asked.features)

@@ -19,11 +19,11 @@ from farthing.federated import Invitation, Trust
 from farthing.federated.methods.sgd1 import sgd1
 from farthing.federated.protocol import least_noise, under
 from farthing.federated.renegotiated import descend_changing
-from farthing.linear.losses import Gradient, logistic
+from farthing.linear.losses import LinearGradient, logistic
 from farthing.linear.problem import Problem
 from farthing.queries.samplers import Poisson
 
-GRADIENT = Gradient(logistic, Features(2))
+GRADIENT = LinearGradient(logistic, Features(2))
 W = np.zeros(3)
 
 

@@ -6,9 +6,9 @@ import pytest
 from farthing.data.tables import Features
 from farthing.deploy.messages.signed import MessageKind, Reason
 from farthing.errors import InvalidValue
-from farthing.linear.losses import Gradient, multinomial
+from farthing.linear.losses import LinearGradient, multinomial
 
-CLASSES = Gradient(multinomial, Features(2))
+CLASSES = LinearGradient(multinomial, Features(2))
 MATRIX = 'losses = ["multinomial"]\noutputs = 3'
 
 

@@ -31,13 +31,13 @@ from farthing.federated.methods.federated_descent import federated_descent
 from farthing.federated.methods.sgd1 import sgd1
 from farthing.federated.methods.sgd2 import sgd2
 from farthing.federated.protocol import ClientAgent
-from farthing.linear.losses import Gradient, logistic
+from farthing.linear.losses import LinearGradient, logistic
 from farthing.linear.problem import Problem
 from farthing.noise.lattice import SeededStream
 from farthing.queries.query import PerExample, run
 from farthing.queries.samplers import Poisson
 
-GRADIENT = Gradient(logistic, Features(2))
+GRADIENT = LinearGradient(logistic, Features(2))
 PROBLEM = Problem(logistic, 63, 2, unit=False)
 
 

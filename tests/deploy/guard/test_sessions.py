@@ -17,9 +17,9 @@ from farthing.deploy.messages.signed import (
 )
 from farthing.deploy.secagg.protocol import ADVERT, SEALED
 from farthing.federated.terms import Invitation
-from farthing.linear.losses import Gradient, logistic
+from farthing.linear.losses import LinearGradient, logistic
 
-GRADIENT = Gradient(logistic, Features(2))
+GRADIENT = LinearGradient(logistic, Features(2))
 TERMS = Invitation(1.0, rounds=5, noise_multiplier=500.0, trust="distributed", survivors=2)
 WEIGHTS = pack_numbers(np.zeros(3))
 

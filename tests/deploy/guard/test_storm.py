@@ -17,10 +17,10 @@ from farthing.data.tables import Features
 from farthing.deploy.messages.signed import MessageKind, Reason, Signer
 from farthing.deploy.messages.transport import call
 from farthing.federated.terms import Invitation
-from farthing.linear.losses import Gradient, logistic
+from farthing.linear.losses import LinearGradient, logistic
 
 TERMS = Invitation(1.0, rounds=20_000)
-GRADIENT = Gradient(logistic, Features(2))
+GRADIENT = LinearGradient(logistic, Features(2))
 PLACES = [
     f"{when}-{what}"
     for when, what in [
@@ -107,7 +107,7 @@ class Storm:
 
     def is_lied_to(self):
         self.fresh()
-        other = Gradient(logistic, Features(2, radius=2.0))
+        other = LinearGradient(logistic, Features(2, radius=2.0))
         lies = [
             ({"nonce": "ab" * 16}, Reason.STALE),
             ({"gradient": other}, Reason.CONFLICT),

@@ -26,7 +26,7 @@ from farthing.deploy.messages.forms import (
 from farthing.deploy.messages.signed import Fields, Reason, Refused
 from farthing.errors import InvalidValue, Unsupported
 from farthing.federated.terms import Exactly, InTurn, Invitation
-from farthing.linear.losses import Gradient, Scores, logistic, multinomial
+from farthing.linear.losses import LinearGradient, Scores, logistic, multinomial
 from farthing.queries.query import PerExample
 from farthing.queries.samplers import Everyone, Poisson
 
@@ -74,22 +74,22 @@ def test_what_cannot_be_asked_over_a_wire():
             forms.contribution(other)
     for odd in (Features(3, centre=1.0), Features(3, scale=2.0), Features(3, scale=np.eye(3))):
         with pytest.raises(Unsupported, match="as they are"):
-            forms.contribution(Gradient(logistic, odd))
+            forms.contribution(LinearGradient(logistic, odd))
 
 
 @pytest.mark.parametrize("loss", forms.LOSSES.values(), ids=forms.LOSSES)
 @pytest.mark.parametrize("features", [Features(3), Features(2, intercept=0.0, radius=1.5)])
 def test_contributions(loss, features):
-    found = forms.contribution_of(there(forms.contribution(Gradient(loss, features))))
+    found = forms.contribution_of(there(forms.contribution(LinearGradient(loss, features))))
     assert found.loss == loss
-    assert forms.contribution(found) == forms.contribution(Gradient(loss, features))
+    assert forms.contribution(found) == forms.contribution(LinearGradient(loss, features))
 
 
 @given(st.sampled_from(["loss", "width", "intercept", "radius"]), PLAIN)
 def test_a_contribution_with_any_lie_is_refused_or_makes_sense(name, lie):
-    values = forms.contribution(Gradient(multinomial, Features(3))) | {name: lie}
+    values = forms.contribution(LinearGradient(multinomial, Features(3))) | {name: lie}
     with contextlib.suppress(Refused):
-        assert isinstance(forms.contribution_of(Fields(values)), Gradient)
+        assert isinstance(forms.contribution_of(Fields(values)), LinearGradient)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_budgets(epsilon, delta, adjacency, unit, observer):
 
 def question():
     turn = RoundId("run-1", 3, "ab" * 16)
-    gradient = Gradient(logistic, Features(3))
+    gradient = LinearGradient(logistic, Features(3))
     return Question(turn, "d", Invitation(1.0), gradient, (4,), (7, "cd" * 32))
 
 

@@ -13,7 +13,7 @@ from farthing.federated import ClientAgent, Exactly, Parties
 from farthing.federated.budgets import personal
 from farthing.federated.methods.addp import addp, sgd_pass
 from farthing.federated.simulated import Simulated
-from farthing.linear.losses import Gradient, logistic, multinomial
+from farthing.linear.losses import LinearGradient, logistic, multinomial
 from farthing.linear.problem import Problem
 from farthing.noise.lattice import SeededStream
 from farthing.queries.samplers import Everyone, Poisson
@@ -22,7 +22,7 @@ RNG = np.random.default_rng(11)
 X = RNG.uniform(size=(4000, 3))
 Y = 1.0 * (X @ [4.0, -4.0, 0.0] + 0.3 * RNG.normal(size=4000) > 0)
 PROBLEM = Problem(logistic, 4000, 3, unit=False)
-GRADIENT = Gradient(logistic, Features(3))
+GRADIENT = LinearGradient(logistic, Features(3))
 
 
 def simulated(budgets=None, records=100, seed=0, **options):

@@ -14,7 +14,7 @@ from farthing.data.tables import Table
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.federated import ClientAgent, Parties, Simulated
 from farthing.federated.methods.sgd1 import sgd1, sgd1_guarantees, sgd1_noise
-from farthing.linear.losses import Gradient, logistic, multinomial, squared
+from farthing.linear.losses import LinearGradient, logistic, multinomial, squared
 from farthing.linear.problem import Problem
 from farthing.noise.lattice import SeededStream
 from farthing.queries.events import DrawnEvent, FixedSizeEvent, GaussianEvent, RepeatedEvent
@@ -320,7 +320,7 @@ def test_simulated_and_real_parties_agree_in_distribution():
 def test_a_party_stops_by_itself_whomever_the_coordinator_asks():
     clients = parties((6, 6), given=budget(epsilon=2.0, delta=1e-3))
     next(sgd1(clients, Problem(logistic, 12, 3), exact=True))
-    gradient = Gradient(logistic, Problem(logistic, 12, 3).rows())
+    gradient = LinearGradient(logistic, Problem(logistic, 12, 3).rows())
     agent, other = clients._agents
     alive, before = 2, other.left
     for _ in range(agent.left):

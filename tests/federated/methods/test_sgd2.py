@@ -18,7 +18,7 @@ from farthing.errors import InvalidValue
 from farthing.federated.methods.sgd2 import sgd2, sgd2_epsilon, sgd2_noise, sgd2_published_noise
 from farthing.federated.protocol import ClientAgent, ClientNoise, Invitation, Parties, Trust, Weights
 from farthing.federated.simulated import Simulated
-from farthing.linear.losses import Gradient, logistic, multinomial, squared
+from farthing.linear.losses import LinearGradient, logistic, multinomial, squared
 from farthing.linear.problem import Problem
 from farthing.noise.lattice import SeededStream
 from farthing.queries.events import GaussianEvent
@@ -219,7 +219,7 @@ def test_replacing_a_party_moves_its_sum_by_twice_its_clips():
     """So n_i L would not do, and 2 n_i L does."""
     x, y = np.ones((50, 1)), np.ones(50)
     problem = Problem(logistic, 50, 1, unit=False)
-    gradient = Gradient(logistic, problem.rows())
+    gradient = LinearGradient(logistic, problem.rows())
     sums = [gradient.bounded_sum(Table(x, labels), np.zeros(2), ft.ClipNorm(0.25)) for labels in (y, 1 - y)]
     apart = float(np.linalg.norm(sums[0] - sums[1]))
     sensitivity = 2 * 50 * 0.25
@@ -298,7 +298,7 @@ def test_precision_can_be_weighed():
         clients = parties(sizes, given_budgets)
         clients.invite(Invitation(1.0, rounds=5), weights)
         problem = Problem(logistic, 200, 3)
-        spread[weights] = clients.ask(Gradient(logistic, problem.rows()), np.zeros(4)).variance
+        spread[weights] = clients.ask(LinearGradient(logistic, problem.rows()), np.zeros(4)).variance
     assert spread[Weights.PRECISION] < 0.01 * spread[Weights.RECORDS]
     run = ft.run(
         sgd2(parties(sizes, given_budgets), problem, rounds=5, weights=Weights.PRECISION, start=np.ones(4))

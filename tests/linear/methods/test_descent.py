@@ -11,8 +11,8 @@ from farthing.accounting.filters import RdpFilter, ZcdpFilter
 from farthing.data.tables import Features, Table
 from farthing.errors import BudgetSpent, Unsupported
 from farthing.linear.losses import (
-    Gradient,
     Huber,
+    LinearGradient,
     LogLinear,
     Pinball,
     huber_hinge,
@@ -141,7 +141,7 @@ def test_one_record_moves_the_derivative_in_the_length_by_its_bound_at_most(loss
     rows = RNG.standard_t(1, size=(100, 3))
     y = RNG.integers(2 if loss is logistic else 4, size=100).astype(float)
     w = 9 * RNG.normal(size=4 if loss is logistic else (4, 4))
-    stretch = Stretch(Gradient(loss, Features(3)))
+    stretch = Stretch(LinearGradient(loss, Features(3)))
     terms = [stretch.bounded_sum(Table(rows[k : k + 1], y[k : k + 1]), w, MARGIN)[0] for k in range(100)]
     assert np.abs(terms).max() == 4.0
     assert stretch.bounded_sum(Table(rows, y), w, MARGIN)[0] == pytest.approx(sum(terms), abs=1e-9)
@@ -152,7 +152,7 @@ def test_the_derivative_in_the_length_is_that_of_the_loss():
     features = Features(4)
     u, constant = features.unfold(w)
     up, down = (logistic.value(f * (rows @ u + constant), y).sum() for f in (1 + 1e-6, 1 - 1e-6))
-    found = Stretch(Gradient(logistic, features)).bounded_sum(Table(rows, y), w, MARGIN)[0]
+    found = Stretch(LinearGradient(logistic, features)).bounded_sum(Table(rows, y), w, MARGIN)[0]
     assert found == pytest.approx((up - down) / 2e-6, rel=1e-5)
 
 

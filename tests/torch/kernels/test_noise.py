@@ -26,7 +26,7 @@ from farthing.queries.query import Query, Rows  # noqa: E402
 from farthing.queries.samplers import Everyone, Poisson  # noqa: E402
 from farthing.torch.kernels import noise  # noqa: E402
 from farthing.torch.kernels import noise as noise_pool  # noqa: E402
-from farthing.torch.kernels.noise import FloatGaussian, Gaussian  # noqa: E402
+from farthing.torch.kernels.noise import FloatGaussian, TensorGaussian  # noqa: E402
 from farthing.torch.kernels.totals import SLACK  # noqa: E402
 
 LARGE = noise._FEW + 100  # drawn ahead
@@ -43,7 +43,7 @@ class Sum:
 
 def releases(seed, size, count, mechanism=None, bound=None):
     stream = SeededStream(seed)
-    mechanism, bound = mechanism or Gaussian(1.5), bound or ClipNorm(2.0)
+    mechanism, bound = mechanism or TensorGaussian(1.5), bound or ClipNorm(2.0)
     return torch.stack([mechanism.release(torch.full((size,), 0.25), bound, stream) for _ in range(count)])
 
 
@@ -51,15 +51,15 @@ def releases(seed, size, count, mechanism=None, bound=None):
 @pytest.mark.parametrize("sampled", [False, True])
 def test_the_price_is_that_of_the_core(adjacency, sampled):
     for bound in (ClipNorm(2.0), ClipCoordinates(np.ones(7))):
-        for mechanism in (Gaussian(1.1), FloatGaussian(1.1)):
+        for mechanism in (TensorGaussian(1.1), FloatGaussian(1.1)):
             core = mechanisms.Gaussian(1.1).event(bound, adjacency, sampled)
             assert mechanism.event(bound, adjacency, sampled) == core
 
 
 def test_the_grid_is_that_of_the_core_and_the_slack():
     bits, cell = mechanisms.Gaussian(0.7).grid(ClipNorm(3.0), 5000)
-    assert Gaussian(0.7).grid(ClipNorm(3.0), 5000) == (bits, cell * (1 + SLACK))
-    assert Gaussian(0.7, slack=0.5).grid(ClipNorm(3.0), 5000)[1] == pytest.approx(1.5 * cell)
+    assert TensorGaussian(0.7).grid(ClipNorm(3.0), 5000) == (bits, cell * (1 + SLACK))
+    assert TensorGaussian(0.7, slack=0.5).grid(ClipNorm(3.0), 5000)[1] == pytest.approx(1.5 * cell)
     # the noise is never below what the price stands for, the grid's own rounding of a sum included
     assert cell * 2.0**bits * (1 + SLACK) > 0.7 * (3.0 * (1 + SLACK) + cell * math.sqrt(5000))
 
@@ -67,7 +67,7 @@ def test_the_grid_is_that_of_the_core_and_the_slack():
 @pytest.mark.parametrize("size", [500, LARGE])
 def test_released_values_lie_on_the_lattice(size):
     """Sums so small that float32 holds every cell."""
-    bound, mechanism = ClipNorm(1.0), Gaussian(1.0)
+    bound, mechanism = ClipNorm(1.0), TensorGaussian(1.0)
     _, cell = mechanism.grid(bound, size)
     released = mechanism.release(torch.zeros(size), bound, SeededStream(4)).double() / cell
     near = released[released.abs() < 2**20]
@@ -84,9 +84,9 @@ def test_the_law_is_normal(size):
 
 def test_small_sums_are_released_as_by_the_core():
     total, bound = torch.linspace(-1, 1, 300), ClipNorm(1.0)
-    bits, cell = Gaussian(2.0).grid(bound, 300)
+    bits, cell = TensorGaussian(2.0).grid(bound, 300)
     wanted = lattice.noisy(SeededStream(1), total.double().numpy(), 1.0, cell, bits)
-    found = Gaussian(2.0).release(total, bound, SeededStream(1))
+    found = TensorGaussian(2.0).release(total, bound, SeededStream(1))
     assert found.dtype == torch.float32
     assert np.array_equal(found.numpy(), wanted.astype(np.float32))
 
@@ -104,7 +104,7 @@ def test_noise_follows_the_scale_of_each_coordinate(size, kind):
             return 1.0
 
     z = (
-        (releases(2, size, 40, Gaussian(1.0), Scaled(kind(scale))) - 0.25).double().numpy()
+        (releases(2, size, 40, TensorGaussian(1.0), Scaled(kind(scale))) - 0.25).double().numpy()
         / scale
         / (1 + SLACK)
     )
@@ -147,13 +147,13 @@ def test_noise_is_drawn_ahead_by_a_thread(monkeypatch):
 
     monkeypatch.setattr(lattice, "gaussian", waiting)
     for _ in range(2):  # drawn ahead from the second on
-        Gaussian(1.0).release(torch.zeros(LARGE), bound, stream)
+        TensorGaussian(1.0).release(torch.zeros(LARGE), bound, stream)
     deadline = time.monotonic() + 300
     while len(started) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.current_thread() not in started
     go.set()
-    assert Gaussian(1.0).release(torch.zeros(LARGE), bound, stream).std() > 0.9
+    assert TensorGaussian(1.0).release(torch.zeros(LARGE), bound, stream).std() > 0.9
     assert len(started) == 3  # what was ahead
 
 
@@ -162,7 +162,7 @@ def test_a_process_ends_while_noise_is_drawn():
 import time, torch
 from farthing.noise import lattice
 from farthing.queries.bounds import ClipNorm
-from farthing.torch.kernels.noise import Gaussian
+from farthing.torch.kernels.noise import TensorGaussian
 draw, calls = lattice.gaussian, []
 def slow(*args):
     calls.append(args)
@@ -172,7 +172,7 @@ def slow(*args):
 lattice.gaussian = slow
 stream = lattice.Stream()
 for _ in range(2):
-    Gaussian(1.0).release(torch.zeros({LARGE}), ClipNorm(1.0), stream)
+    TensorGaussian(1.0).release(torch.zeros({LARGE}), ClipNorm(1.0), stream)
 print("done")
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
@@ -199,7 +199,7 @@ def test_a_large_sum_that_is_not_finite_is_refused(bad, native, monkeypatch):
     total = torch.zeros(LARGE)
     total[-1] = bad
     with pytest.raises(InvalidValue, match="not finite"):
-        Gaussian(1.0).release(total, ClipNorm(1.0), SeededStream(0))
+        TensorGaussian(1.0).release(total, ClipNorm(1.0), SeededStream(0))
 
 
 def test_noise_may_be_told_where_to_lie():
@@ -211,7 +211,7 @@ def test_noise_may_be_told_where_to_lie():
 def test_a_failed_draw_is_reported_and_not_repeated(monkeypatch):
     stream, bound = SeededStream(8), ClipNorm(1.0)
     for _ in range(2):
-        Gaussian(1.0).release(torch.zeros(LARGE), bound, stream)
+        TensorGaussian(1.0).release(torch.zeros(LARGE), bound, stream)
     count = noise_pool._AHEAD["cpu"] // LARGE
     draw = lattice.gaussian
 
@@ -220,18 +220,18 @@ def test_a_failed_draw_is_reported_and_not_repeated(monkeypatch):
 
     monkeypatch.setattr(lattice, "gaussian", failing)
     for _ in range(min(count, noise_pool._RELEASES)):  # the stock; its successor fails
-        Gaussian(1.0).release(torch.zeros(LARGE), bound, stream)
+        TensorGaussian(1.0).release(torch.zeros(LARGE), bound, stream)
     with pytest.raises(MemoryError, match="no room"):
-        Gaussian(1.0).release(torch.zeros(LARGE), bound, stream)
+        TensorGaussian(1.0).release(torch.zeros(LARGE), bound, stream)
     monkeypatch.setattr(lattice, "gaussian", draw)
-    assert Gaussian(1.0).release(torch.zeros(LARGE), bound, stream).std() > 0.9
+    assert TensorGaussian(1.0).release(torch.zeros(LARGE), bound, stream).std() > 0.9
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_forked_child_drops_the_stock():
     stream = Stream()
     for _ in range(3):
-        Gaussian(1.0).release(torch.zeros(LARGE), ClipNorm(1.0), stream)
+        TensorGaussian(1.0).release(torch.zeros(LARGE), ClipNorm(1.0), stream)
     assert noise_pool._stocks[stream]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads: the child ends at once
@@ -245,10 +245,10 @@ def test_a_forked_child_drops_the_stock():
 def test_a_fork_past_the_hooks_drops_the_stock_too(monkeypatch):
     stream = SeededStream(9)
     for _ in range(3):
-        Gaussian(1.0).release(torch.zeros(LARGE), ClipNorm(1.0), stream)
+        TensorGaussian(1.0).release(torch.zeros(LARGE), ClipNorm(1.0), stream)
     shelf = next(iter(noise_pool._stocks[stream].values()))
     monkeypatch.setattr(noise_pool, "_process", -1)
-    Gaussian(1.0).release(torch.zeros(LARGE), ClipNorm(1.0), stream)
+    TensorGaussian(1.0).release(torch.zeros(LARGE), ClipNorm(1.0), stream)
     assert noise_pool._process == os.getpid()
     assert shelf not in noise_pool._stocks[stream].values()
 
@@ -256,7 +256,7 @@ def test_a_fork_past_the_hooks_drops_the_stock_too(monkeypatch):
 def test_the_stock_is_bounded_and_dies_with_its_stream():
     stream = SeededStream(10)
     for size in range(LARGE, LARGE + 10):
-        Gaussian(1.0).release(torch.zeros(size), ClipNorm(1.0), stream)
+        TensorGaussian(1.0).release(torch.zeros(size), ClipNorm(1.0), stream)
     assert len(noise_pool._stocks[stream]) == noise_pool._SHELVES
     before = len(noise_pool._stocks)
     del stream
@@ -286,33 +286,33 @@ def test_a_draw_of_its_own_key_goes_on_with_other_words_after_a_fork():
 )
 def test_what_cannot_be_released_is_refused(total, bound, said):
     with pytest.raises(InvalidValue, match=said):
-        Gaussian(1.0).release(total, bound, SeededStream(0))
+        TensorGaussian(1.0).release(total, bound, SeededStream(0))
 
 
 def test_parameters_are_checked():
     for bad in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(InvalidValue, match="noise"):
-            Gaussian(bad)
+            TensorGaussian(bad)
         with pytest.raises(InvalidValue, match="slack"):
-            Gaussian(1.0, slack=bad)
+            TensorGaussian(1.0, slack=bad)
     with pytest.raises(Unsupported, match="finer"):
-        Gaussian(1e9).release(torch.zeros(LARGE), ClipNorm(1.0), SeededStream(0))
+        TensorGaussian(1e9).release(torch.zeros(LARGE), ClipNorm(1.0), SeededStream(0))
 
 
 def test_a_mechanism_is_a_value():
-    assert Gaussian(1.0) == Gaussian(1.0) != Gaussian(2.0)
-    assert pickle.loads(pickle.dumps(Gaussian(1.0))) == Gaussian(1.0)
+    assert TensorGaussian(1.0) == TensorGaussian(1.0) != TensorGaussian(2.0)
+    assert pickle.loads(pickle.dumps(TensorGaussian(1.0))) == TensorGaussian(1.0)
 
 
 def test_sums_far_out_are_clamped_not_wrapped():
-    released = Gaussian(1e-3).release(torch.full((LARGE,), 3e38), ClipNorm(1.0), SeededStream(0))
+    released = TensorGaussian(1e-3).release(torch.full((LARGE,), 3e38), ClipNorm(1.0), SeededStream(0))
     assert torch.isfinite(released).all()
     assert (released > 0).all()
 
 
 def test_through_the_door():
     ledger = Ledger(Budget(1.0, 1e-5))
-    query = Query(Poisson(0.1), Sum(), ClipNorm(1.0), Gaussian(4.0))
+    query = Query(Poisson(0.1), Sum(), ClipNorm(1.0), TensorGaussian(4.0))
     countdown = ledger.promise(query)
     answer = ledger.over(Rows(np.zeros(100))).ask(query)
     assert countdown.left == countdown.times - 1
@@ -353,7 +353,7 @@ def test_noise_of_many_coordinates_is_added_in_the_memory_of_the_sum(monkeypatch
     monkeypatch.setattr(noise, "_HUGE", 2**15)
     monkeypatch.setattr(noise, "_PIECE", 2**14)
     total, scale = torch.full((50_000,), 7.0), torch.linspace(1.0, 2.0, 50_000)
-    released = Gaussian(1.0).release(total, ClipNorm(2.0, scale=scale), SeededStream(3))
+    released = TensorGaussian(1.0).release(total, ClipNorm(2.0, scale=scale), SeededStream(3))
     assert released.data_ptr() == total.data_ptr()
     each = (released - 7.0) / scale / 2.0
     assert 0.98 < float(each.std()) < 1.04

@@ -13,7 +13,7 @@ from farthing.noise.lattice import SeededStream
 from farthing.queries.bounds import ClipCoordinates, ClipNorm
 from farthing.queries.query import Query
 from farthing.queries.samplers import Poisson
-from farthing.torch.kernels.noise import Gaussian
+from farthing.torch.kernels.noise import TensorGaussian
 from farthing.torch.methods.adadp import AdaDP, AdaL, AdaN
 from farthing.torch.training.loop import train
 
@@ -67,7 +67,7 @@ def test_a_batch_costs_what_it_costs_in_dp_sgd(shape):
     model, budget = network(), ft.Budget(1.0, 1e-5)
     method = AdaDP(model, shape=shape, period=1)
     feed(method, released(model, 12), 0.05)
-    plain = Query(Poisson(0.1), ft.PerExample(lambda rows, w: rows[0]), ClipNorm(1.0), Gaussian(1.3))
+    plain = Query(Poisson(0.1), ft.PerExample(lambda rows, w: rows[0]), ClipNorm(1.0), TensorGaussian(1.3))
     ours = Query(plain.sampler, plain.contribution, method.bound(13), plain.mechanism)
     assert np.size(np.asarray(method.bound(13).scale)) > 1
     assert ours.price(budget) == plain.price(budget)

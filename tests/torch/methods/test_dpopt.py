@@ -8,7 +8,7 @@ import farthing as ft
 from farthing.queries.bounds import ClipNorm
 from farthing.queries.query import Query
 from farthing.queries.samplers import Poisson
-from farthing.torch.kernels.noise import Gaussian
+from farthing.torch.kernels.noise import TensorGaussian
 from farthing.torch.methods.dpopt import DpOpt
 from farthing.torch.training.loop import train
 
@@ -46,7 +46,7 @@ def test_same_released_values_same_scales_and_dp_sgds_price():
     assert np.array_equal(bounds[0].scale, bounds[1].scale)
     contribution, budget = ft.PerExample(lambda rows, w: rows[0]), ft.Budget(1.0, 1e-5)
     prices = {
-        Query(Poisson(0.1), contribution, bound, Gaussian(1.1)).price(budget)
+        Query(Poisson(0.1), contribution, bound, TensorGaussian(1.1)).price(budget)
         for bound in (bounds[0], ClipNorm(2.0))
     }
     assert len(prices) == 1

@@ -19,7 +19,7 @@ from farthing.linear.methods.dpagd import Lengths
 from farthing.noise.lattice import SeededStream
 from farthing.queries.mechanisms import NoisyMax
 from farthing.queries.samplers import Poisson
-from farthing.torch.kernels.noise import Gaussian
+from farthing.torch.kernels.noise import TensorGaussian
 from farthing.torch.methods.adadp import AdaDP
 from farthing.torch.methods.dpagd import dpagd
 from farthing.torch.training.loop import train
@@ -58,7 +58,7 @@ def seen(monkeypatch):
         assert (self.sampling_rate, records) == (RATE, RECORDS)
         return next(drawn)
 
-    class Scripted(Gaussian):
+    class Scripted(TensorGaussian):
         def release(self, total, bound, stream, turn=0):
             scale = np.asarray(bound.scale, dtype=np.float64) * np.ones(3)
             asked.append(SimpleNamespace(noise=self.noise_multiplier, bound=bound, scale=scale))
@@ -236,7 +236,7 @@ def test_dpagd_of_a_model_on_batches_is_algorithm_2_on_the_examples_that_were_dr
         return asked[-1][1]
 
     monkeypatch.setattr(Poisson, "draw", draw)
-    monkeypatch.setattr(Gaussian, "release", release)
+    monkeypatch.setattr(TensorGaussian, "release", release)
     monkeypatch.setattr(NoisyMax, "release", choose)
     model, start = linear(), weights_of(linear())
     ledger = ft.Ledger(ft.Budget(30.0, 1e-5), filter=RdpFilter, stream=SeededStream(0))

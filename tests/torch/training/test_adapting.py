@@ -10,13 +10,15 @@ from farthing.errors import InvalidValue
 from farthing.queries.events import DrawnEvent
 from farthing.torch.training.adapting import Change, NoiseGate, Plateau, Stages, menu
 from farthing.torch.training.plan import planned
-from farthing.torch.training.watching import Step
+from farthing.torch.training.watching import TrainingStep
 
 QUIET, QUIETER = Change(noise_multiplier=4.0), Change(noise_multiplier=2.0)
 
 
 def step(t, *, share=0.0, norm=1.0, noise=0.5, multiplier=8.0, model=None):
-    return Step(t, model, noise_multiplier=multiplier, share=share, gradient_norm=norm, noise_norm=noise)
+    return TrainingStep(
+        t, model, noise_multiplier=multiplier, share=share, gradient_norm=norm, noise_norm=noise
+    )
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_an_example_that_makes_a_pass_fail_counts_as_zero_and_the_others_do_not(
     without = np.delete(np.arange(len(whole)), 3 if users else 7)
     others = gradient.bounded_sum(whole.take(without), None, ClipNorm(1.0))
     budget = ft.Budget(1e6, 1e-5, unit="user" if users else "record")
-    query = ft.Query(ft.Everyone(), gradient, ClipNorm(1.0), ft.torch.Gaussian(1e-3))
+    query = ft.Query(ft.Everyone(), gradient, ClipNorm(1.0), ft.torch.TensorGaussian(1e-3))
     answer = ft.Ledger(budget).over(whole).ask(query)
     assert torch.allclose(answer.value, others, atol=0.01)
     assert float(others.norm()) > 0.1

@@ -71,7 +71,7 @@ def test_two_ranks_are_one_process_and_fail_together(two, tmp_path):
             told(error=str(error), moved=flat(model) != before, share=book.share if book else None)
 
         # rank 0's mechanism breaks
-        class Broken(ft.torch.Gaussian):
+        class Broken(ft.torch.TensorGaussian):
             def release(self, total, bound, stream, turn=0):
                 raise RuntimeError("no noise today")
         book = ledger()

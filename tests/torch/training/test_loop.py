@@ -18,7 +18,7 @@ from farthing.ledger.verifier import verify
 from farthing.noise.lattice import SeededStream
 from farthing.queries.events import GaussianEvent, PoissonEvent
 from farthing.torch.gradients.clipping import Automatic, ClipLayers
-from farthing.torch.kernels.noise import Gaussian
+from farthing.torch.kernels.noise import TensorGaussian
 from farthing.torch.training.loop import train
 from farthing.torch.training.optim import DPAdam
 from farthing.torch.training.plan import planned
@@ -53,7 +53,7 @@ def sgd(model, lr=0.5):
     return torch.optim.SGD(model.parameters(), lr=lr)
 
 
-class Quiet(Gaussian):
+class Quiet(TensorGaussian):
     """No noise at all, to see what is under it."""
 
     def release(self, total, bound, stream, turn=0):

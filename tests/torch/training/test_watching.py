@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import farthing as ft
-from farthing.torch.training.watching import ProgressLine, Step
+from farthing.torch.training.watching import ProgressLine, TrainingStep
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 PUBLIC = {
@@ -64,7 +64,7 @@ def test_a_line_is_not_written_too_often():
     out = io.StringIO()
     line = ProgressLine(out)
     for t in range(1, 1001):
-        line.show(Step(t, None, (), 40.0, 1.0, 2.0, left=1000 - t), 1000)
+        line.show(TrainingStep(t, None, (), 40.0, 1.0, 2.0, left=1000 - t), 1000)
     assert out.getvalue().count("\r") < 100
 
 

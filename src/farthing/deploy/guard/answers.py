@@ -31,7 +31,7 @@ from farthing.federated.evaluation import Evaluation
 from farthing.federated.rounds import LocalSteps
 from farthing.federated.terms import Trust
 from farthing.ledger.journal_head import create_private, failing_closed
-from farthing.linear.losses import Gradient, PlacedGradient
+from farthing.linear.losses import LinearGradient, PlacedGradient
 from farthing.queries.query import Contribution
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class Tables:
     def contribution(self, asked: Asked) -> Contribution:
         if isinstance(asked, Evaluation):
             return replace(asked, gradient=self.contribution(asked.gradient))
-        assert isinstance(asked, Gradient)
+        assert isinstance(asked, LinearGradient)
         return PlacedGradient(asked.loss, asked.features)
 
     def local_steps(self, asked: Asked) -> LocalSteps | None:

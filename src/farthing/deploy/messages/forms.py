@@ -5,7 +5,7 @@ and accuracy by them (`Evaluation`), and questions about networks that a party h
 Anything else that a message names is refused.
 
 >>> from farthing.linear.losses import logistic
->>> asked = Gradient(logistic, Features(3, intercept=0.3, radius=1.5))
+>>> asked = LinearGradient(logistic, Features(3, intercept=0.3, radius=1.5))
 >>> contribution_of(Fields(contribution(asked))) is contribution_of(Fields(contribution(asked)))
 True
 >>> draw_of(draw(Poisson(0.25)))
@@ -51,7 +51,7 @@ from farthing.deploy.messages.signed import (
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.federated.evaluation import Evaluation
 from farthing.federated.terms import Draw, Exactly, Invitation
-from farthing.linear.losses import Gradient, Loss, huber_hinge, logistic, multinomial, squared
+from farthing.linear.losses import LinearGradient, Loss, huber_hinge, logistic, multinomial, squared
 from farthing.queries.query import Contribution
 from farthing.queries.samplers import Everyone, Poisson
 
@@ -159,7 +159,7 @@ def refuse_weights(values: Array) -> None:
         refuse(Reason.WEIGHTS, f"a weight is beyond {LARGEST_WEIGHT:g}")
 
 
-Asked = Gradient | Evaluation | NetworkAsk
+Asked = LinearGradient | Evaluation | NetworkAsk
 
 LOSSES: dict[str, Loss] = {
     "logistic": logistic,
@@ -246,7 +246,7 @@ def contribution(of: "Contribution | NetworkAsk") -> dict[str, Any]:
     if isinstance(of, Evaluation):
         return contribution(of.gradient) | {"cap": of.cap, "clip": of.clip}
     name = next((name for name, loss in LOSSES.items() if getattr(of, "loss", None) == loss), None)
-    if not isinstance(of, Gradient) or name is None:
+    if not isinstance(of, LinearGradient) or name is None:
         raise Unsupported(f"a guard answers gradients of {', '.join(LOSSES)}, got {type(of).__name__}")
     features = of.features
     if np.any(features.centre) or np.any(np.asarray(features.scale) != 1.0) or np.ndim(features.scale) == 2:
@@ -260,7 +260,7 @@ def asked_of(of: Contribution) -> Asked:
     described = getattr(of, "described", None)
     if described is None:
         contribution(of)  # refuses what no guard answers
-        return cast(Gradient | Evaluation, of)
+        return cast(LinearGradient | Evaluation, of)
     try:
         return NetworkAsk.of(Fields(described))
     except Refused as refusal:
@@ -291,12 +291,12 @@ def contribution_of(given: Fields) -> Asked:
 
 
 @lru_cache(maxsize=64)
-def _gradient(name: str, width: int, intercept: float, radius: float | None) -> Gradient:
+def _gradient(name: str, width: int, intercept: float, radius: float | None) -> LinearGradient:
     """Return one object for equal arguments, so that tables reuse what they measured for its features."""
-    return Gradient(LOSSES[name], Features(width, intercept=intercept, radius=radius))
+    return LinearGradient(LOSSES[name], Features(width, intercept=intercept, radius=radius))
 
 
-def loss_name(of: Gradient) -> str:
+def loss_name(of: LinearGradient) -> str:
     """Return the name of a gradient's loss in messages and policies."""
     return str(contribution(of)["loss"])
 

@@ -76,7 +76,7 @@ from farthing.federated.protocol import (
     iteration_noise,
     under,
 )
-from farthing.linear.losses import Gradient
+from farthing.linear.losses import LinearGradient
 from farthing.linear.problem import Problem
 from farthing.queries.bounds import ClipNorm
 from farthing.queries.query import Step, until_spent
@@ -174,7 +174,7 @@ def descend(
         noise = outlook.deviation * math.sqrt(outlook.rounds) * longest
         lr = min(MARGIN_NOISE / noise, 1 / (problem.loss.curvature * longest**2))
     lr = validate.positive(lr=lr)
-    gradient, w = Gradient(problem.loss, features), problem.zeros(features.size)  # line 1
+    gradient, w = LinearGradient(problem.loss, features), problem.zeros(features.size)  # line 1
     for t in itertools.count(1):  # line 2
         got = clients.ask(gradient, w)  # lines 3-16
         w = w - lr * got.mean  # line 17
@@ -311,7 +311,11 @@ def non_private(table: Table, problem: Problem, *, rounds: int = 1000, lr: float
         A step a round, without receipts.
     """
     features = Features(problem.width, intercept=float(problem.intercept))
-    gradient, bound, w = Gradient(problem.loss, features), ClipNorm(_NO_CLIP), problem.zeros(features.size)
+    gradient, bound, w = (
+        LinearGradient(problem.loss, features),
+        ClipNorm(_NO_CLIP),
+        problem.zeros(features.size),
+    )
     validate.positive(lr=lr)
     for t in range(1, validate.count(rounds=rounds) + 1):
         w = w - lr * gradient.bounded_sum(table, w, bound) / max(1, len(table))

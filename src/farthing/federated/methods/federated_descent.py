@@ -39,7 +39,7 @@ import numpy as np
 
 from farthing.data.tables import Features
 from farthing.federated.protocol import Clients, Invitation, Trust, under
-from farthing.linear.losses import Gradient
+from farthing.linear.losses import LinearGradient
 from farthing.linear.problem import Problem
 from farthing.queries.query import Step, until_spent
 
@@ -87,7 +87,7 @@ def federated_descent(
     clients.invite(invitation)
     length = MARGIN_NOISE / (outlook.deviation * math.sqrt(ROUNDS) * features.radius)
     rate = min(length * (1 - MOMENTUM), STABLE / (problem.loss.curvature * features.radius**2))
-    gradient, w = Gradient(problem.loss, features), problem.zeros(features.size)
+    gradient, w = LinearGradient(problem.loss, features), problem.zeros(features.size)
     velocity, total, count = np.zeros_like(w), np.zeros_like(w), 0
     for t in itertools.count(1):
         got = clients.ask(gradient, w)

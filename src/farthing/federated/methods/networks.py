@@ -25,11 +25,11 @@ ones' shares make up the whole noise, and what others add is known to them and c
 
 >>> from farthing.budget import Budget
 >>> from farthing.federated.simulated import Simulated
->>> from farthing.linear.losses import Gradient, logistic
+>>> from farthing.linear.losses import LinearGradient, logistic
 >>> from farthing.data.tables import Features
 >>> from farthing.queries.query import run
 >>> class Linear:  # in place of a farthing.torch.Network
-...     gradient = Gradient(logistic, Features(2))
+...     gradient = LinearGradient(logistic, Features(2))
 ...     def start(self):
 ...         return np.zeros(3)
 >>> X = np.random.default_rng(0).uniform(size=(4000, 2))

@@ -80,7 +80,7 @@ from farthing.budget import Adjacency, Guarantee, Observer, Unit
 from farthing.errors import BudgetSpent, InvalidValue
 from farthing.federated.methods.server import L2Projection, lipschitz_of
 from farthing.federated.protocol import Clients, Exactly, Invitation, SequentialClients, least_noise
-from farthing.linear.losses import Gradient
+from farthing.linear.losses import LinearGradient
 from farthing.linear.problem import Problem
 from farthing.queries.events import GaussianEvent, RepeatedEvent
 from farthing.queries.query import Step, until_spent
@@ -151,7 +151,7 @@ def sgd1(
     clients.invite(invitation)
     assert invitation.noise_multiplier is not None
     square = (n * clip) ** 2 * (1 + w.size * invitation.noise_multiplier**2)
-    gradient = Gradient(problem.loss, features)
+    gradient = LinearGradient(problem.loss, features)
 
     @until_spent
     def iterations() -> Iterator[Step]:

@@ -58,7 +58,7 @@ from farthing.errors import InvalidValue
 from farthing.federated.methods.server import L2Projection, lipschitz_of
 from farthing.federated.protocol import Clients, Invitation, Trust, Weights, under
 from farthing.federated.terms import weights_under
-from farthing.linear.losses import Gradient
+from farthing.linear.losses import LinearGradient
 from farthing.linear.problem import Problem
 from farthing.queries.bounds import ClipNorm
 from farthing.queries.query import Step, until_spent
@@ -137,7 +137,7 @@ def sgd2(
         under(clients, Invitation(clip, rounds=rounds, noise_multiplier=noise_multiplier), trust, survivors),
         weights,
     )
-    gradient = Gradient(problem.loss, features)
+    gradient = LinearGradient(problem.loss, features)
     for t in itertools.count(1) if exact else range(1, rounds + 1):
         given = validate.positive(lr=lr(t)) if lr else None
         got = clients.ask(gradient, w)

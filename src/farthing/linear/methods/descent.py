@@ -79,7 +79,7 @@ from farthing.data.weighted import root, weighed
 from farthing.errors import InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
 from farthing.linear.budget_schedule import BudgetSchedule
-from farthing.linear.losses import Gradient, Huber, Logistic, LogLinear, Loss, Pinball, Softmax
+from farthing.linear.losses import Huber, LinearGradient, Logistic, LogLinear, Loss, Pinball, Softmax
 from farthing.linear.methods.centroids import class_means
 from farthing.linear.methods.leastsquares import target
 from farthing.linear.problem import Problem
@@ -129,7 +129,7 @@ def descent(ledger: Ledger, problem: Problem) -> Iterator[Step]:
     per_weight = 1 / (schedule.deviation(1.0, ClipNorm(1.0)) * d)  # μ n / d
     clip = float(np.clip(per_weight / 150, 0.4, max(2.0, math.sqrt(per_weight / 250))))
     bound = ClipNorm(clip * min(loss.slope, math.sqrt(2)) * typical(d))
-    gradient, w, t = Gradient(loss, features), problem.zeros(features.size), 0
+    gradient, w, t = LinearGradient(loss, features), problem.zeros(features.size), 0
     pace = DescentPace(for_gradients, loss.curvature, LOGIT_NOISE * min(1.0, per_weight))
     start = problem.begin(features)
     for t, w in along(schedule, pace, gradient, bound, start, (variances, directions)):
@@ -155,7 +155,7 @@ class DescentPace(NamedTuple):
 def along(
     schedule: BudgetSchedule,
     pace: DescentPace,
-    gradient: Gradient,
+    gradient: LinearGradient,
     bound: ClipNorm,
     w: Array,
     spectrum: tuple[Array, Array],
@@ -199,7 +199,7 @@ def _drowned(schedule: BudgetSchedule, problem: Problem) -> bool:
     return plain and worth < max(FEWEST * d, min(FEW * d, LITTLE))
 
 
-def _calibrated(schedule: BudgetSchedule, gradient: Gradient, w: Array) -> Array:
+def _calibrated(schedule: BudgetSchedule, gradient: LinearGradient, w: Array) -> Array:
     """Return the weights times a factor at which their probabilities are right."""
     for factor in FACTORS:
         slope, noise = schedule.mean(LENGTH / len(FACTORS), Stretch(gradient), MARGIN, w)
@@ -251,7 +251,7 @@ def standardised(
 class Stretch:
     """Σ residual · margin, each term clamped: by how much the loss grows if all weights do."""
 
-    gradient: Gradient
+    gradient: LinearGradient
     honours: ClassVar[tuple[str, ...]] = (Kind.VALUE,)
     shape: ClassVar[tuple[int, ...]] = (1,)
 
@@ -390,7 +390,12 @@ def generalised(ledger: Ledger, problem: Problem) -> Iterator[Step]:
     bound = ClipNorm(clip * residual * typical(d))
     pace = DescentPace(rest * (1 - MOMENTS) - for_norms, curvature, NOISE * unit * min(1.0, reach / d))
     steps = along(
-        schedule, pace, Gradient(loss, features), bound, problem.begin(features), (spectrum[0], spectrum[1])
+        schedule,
+        pace,
+        LinearGradient(loss, features),
+        bound,
+        problem.begin(features),
+        (spectrum[0], spectrum[1]),
     )
     for t, w in steps:
         yield Step(t, features.unfold(w), schedule.receipts())

@@ -69,7 +69,7 @@ from farthing.data.tables import Features, Table
 from farthing.errors import InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
 from farthing.linear.budget_schedule import Limited, Pricing, at_price
-from farthing.linear.losses import Gradient, Loss, Total
+from farthing.linear.losses import LinearGradient, Loss, Total
 from farthing.linear.methods.dpagd_menu import of_menu, on_menu, sold
 from farthing.linear.problem import Problem
 from farthing.noise.summing import Sum
@@ -261,7 +261,7 @@ def dpagd(
     shrinks = validate.non_negative(penalty=penalty) * problem.records * (sampling_rate or 1.0)
     limited, total = Limited(ledger, pricing), _total(problem, pricing, opening)
     plain = Features(problem.width, intercept=constant, radius=radius)
-    gradient = Query(Everyone(), Gradient(loss, plain), short, Gaussian(1.0))
+    gradient = Query(Everyone(), LinearGradient(loss, plain), short, Gaussian(1.0))
     choice = Query(Everyone(), RayScores(loss, plain, shrinks), low, chooser)
     if on_menu(ledger, sampling_rate) and sampling_rate is not None:
         exactness, search_price = of_menu(ledger, sampling_rate)
@@ -270,7 +270,7 @@ def dpagd(
         each = pricing.each(parts, splits, total)
         exactness, search_price = (1 - search) * each, search * each  # rho_ng, rho_nmax
     features, receipts = (plain, []) if total is None else _features(limited, problem, total, radius)
-    gradient = replace(gradient, contribution=Gradient(loss, features))
+    gradient = replace(gradient, contribution=LinearGradient(loss, features))
     choice = pricing.query(replace(choice, contribution=RayScores(loss, features, shrinks)), search_price)
     w = problem.zeros(features.size)
     average, memory, chosen = w, np.zeros_like(w), list[float]()

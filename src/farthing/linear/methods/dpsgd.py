@@ -48,7 +48,7 @@ from farthing.budget import Budget
 from farthing.data.tables import Features
 from farthing.errors import InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
-from farthing.linear.losses import Gradient
+from farthing.linear.losses import LinearGradient
 from farthing.linear.problem import Problem
 from farthing.queries.bounds import ClipNorm
 from farthing.queries.events import GaussianEvent, RepeatedEvent
@@ -211,7 +211,7 @@ def on_batches(
     radius = features.radius or problem.radius
     bound = ClipNorm(radius / 2 if clip_norm is None else validate.positive(clip_norm=clip_norm))
     noise = Gaussian(validate.positive(noise_multiplier=batches.noise_multiplier))
-    query = Query(batches.sampler, Gradient(problem.loss, features), bound, noise)
+    query = Query(batches.sampler, LinearGradient(problem.loss, features), bound, noise)
     times = ledger.promise(query, steps).times
     if step is None:
         spread = batches.noise_multiplier / (batches.sampling_rate * math.sqrt(times))

@@ -51,7 +51,7 @@ from farthing.data.weighted import root, weighed
 from farthing.errors import InvalidValue
 from farthing.ledger.ledger import Ledger
 from farthing.linear.budget_schedule import BudgetSchedule
-from farthing.linear.losses import Gradient, squared
+from farthing.linear.losses import LinearGradient, squared
 from farthing.linear.methods.regression import Space, ridge
 from farthing.linear.problem import Problem
 from farthing.noise.summing import Sum, summed
@@ -326,7 +326,7 @@ class Slope:
         if not np.array_equal(bound.scale, self.bound.scale):
             raise InvalidValue("the bound must have the scale of Slope.bound")
         u, constant = self.features.unfold(w)
-        gradient = Gradient(squared, self.features)
+        gradient = LinearGradient(squared, self.features)
         quick = gradient.quick_sum(records, u, constant + self.origin, ClipNorm(self.clip), self.rms)
         if quick is not None:
             return np.append(-self.features.gather(quick[:-2], quick[-2], len(records)), quick[-1])

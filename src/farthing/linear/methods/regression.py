@@ -37,7 +37,7 @@ from farthing.data.tables import Features
 from farthing.errors import Unsupported
 from farthing.ledger.ledger import Ledger
 from farthing.linear.budget_schedule import BudgetSchedule
-from farthing.linear.losses import Gradient, Squared
+from farthing.linear.losses import LinearGradient, Squared
 from farthing.linear.problem import Problem
 from farthing.queries.bounds import ClipNorm
 from farthing.queries.query import Step, until_spent
@@ -105,7 +105,7 @@ def noisy_gradient(
     beside = space.features.intercept / space.radius
     features = Features(problem.width, space.features.centre, scale, beside, radius=1.0)
     bound = ClipNorm(space.most if clip_norm is None else validate.positive(clip_norm=clip_norm))
-    schedule, gradient = BudgetSchedule(ledger, problem.records), Gradient(problem.loss, features)
+    schedule, gradient = BudgetSchedule(ledger, problem.records), LinearGradient(problem.loss, features)
     pull = ridge(features, problem.penalty / problem.records)
     w, mean = space.start * space.radius, np.zeros(features.size)
     for t in range(1, steps + 1):

@@ -60,7 +60,7 @@ from farthing.errors import InvalidValue
 from farthing.ledger.ledger import Ledger
 from farthing.linear.budget_schedule import BudgetSchedule
 from farthing.linear.intervals import EstimatedStep, of_moments
-from farthing.linear.losses import Gradient, Gram
+from farthing.linear.losses import Gram, LinearGradient
 from farthing.linear.methods.regression import Space, ridge
 from farthing.linear.problem import Problem
 from farthing.noise.summing import Sum
@@ -132,7 +132,7 @@ def adassp(ledger: Ledger, problem: Problem, *, failure: float = 0.05) -> Iterat
     bound = ClipOuter(radius)
     moments, deviation = schedule.mean(1 / 3, Gram(features), bound, mechanism=SymmetricGaussian)
     limit = ClipNorm(space.most * radius)
-    slope, _ = schedule.mean(1 / 3, Gradient(problem.loss, features), limit, space.start)
+    slope, _ = schedule.mean(1 / 3, LinearGradient(problem.loss, features), limit, space.start)
     # lines 2 and 5: all are means here, the penalty too
     penalty = max(0.0, deviation * math.sqrt(size * math.log(2 * size**2 / failure)) - surely)
     asked = ridge(features, problem.penalty / problem.records)

@@ -1,7 +1,7 @@
 """Gaussian noise on flat tensors: the lattice noise of the core, on the tensor's own device.
 
-`Gaussian` has the event, and so the price, of `farthing.queries.mechanisms.Gaussian`, and releases in the
-same way: the sum is rounded to a grid, integer noise is added, and only then is it turned into floats. Its
+`TensorGaussian` has the event, and so the price, of `farthing.queries.mechanisms.Gaussian`, and releases in
+the same way: the sum is rounded to a grid, integer noise is added, and only then is it turned into floats. Its
 noise is larger by ``slack``, 2⁻⁷, because a model's gradients are float32: `farthing.torch.kernels.totals`
 has the theorem on their sums, and what it takes as given.
 
@@ -9,7 +9,7 @@ Noise is drawn ahead (`noise_pool`), since it does not depend on data.
 
 >>> from farthing.queries.bounds import ClipNorm
 >>> from farthing.noise.lattice import SeededStream
->>> released = Gaussian(1.0).release(torch.zeros(1000), ClipNorm(2.0), SeededStream(1))
+>>> released = TensorGaussian(1.0).release(torch.zeros(1000), ClipNorm(2.0), SeededStream(1))
 >>> released.dtype, bool(1.8 < released.std() < 2.2)
 (torch.float32, True)
 
@@ -335,7 +335,7 @@ _FEW = 2**14  # coordinates below which drawing ahead does not pay
 
 
 @dataclass(frozen=True, slots=True)
-class Gaussian(mechanisms.Gaussian):
+class TensorGaussian(mechanisms.Gaussian):
     """Gaussian noise on a lattice for flat float32 tensors, on any device.
 
     Parameters
@@ -353,7 +353,7 @@ class Gaussian(mechanisms.Gaussian):
     --------
     >>> from farthing.noise.lattice import SeededStream
     >>> from farthing.queries.bounds import ClipNorm
-    >>> released = Gaussian(1.0).release(torch.zeros(1000), ClipNorm(2.0), SeededStream(1))
+    >>> released = TensorGaussian(1.0).release(torch.zeros(1000), ClipNorm(2.0), SeededStream(1))
     >>> released.dtype, 1.8 < float(released.std()) < 2.2
     (torch.float32, True)
     """
@@ -386,13 +386,13 @@ class Gaussian(mechanisms.Gaussian):
 
 
 @dataclass(frozen=True, slots=True)
-class FloatGaussian(Gaussian):
+class FloatGaussian(TensorGaussian):
     """Float noise from torch's own generator, seeded from the stream: quick, and not sound.
 
     Parameters
     ----------
     noise_multiplier, slack
-        As for `Gaussian`.
+        As for `TensorGaussian`.
 
     Notes
     -----

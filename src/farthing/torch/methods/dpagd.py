@@ -50,7 +50,7 @@ from farthing.torch.gradients import isolation
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.isolation import Isolation
 from farthing.torch.gradients.layout import Layout
-from farthing.torch.kernels.noise import Gaussian
+from farthing.torch.kernels.noise import TensorGaussian
 from farthing.torch.training.plan import checked
 from farthing.torch.training.randomness import OwnRandomness, apart
 from farthing.torch.training.records import Batch, Examples
@@ -177,7 +177,7 @@ def dpagd(
         examples = checked(sums, examples.on(device))
     overlap.remember(examples.data)
     door = Limited(ledger.over(examples), pricing)
-    gradient = Query(Everyone(), OwnRandomness(sums, device), ClipNorm(clip_norm), Gaussian(1.0))
+    gradient = Query(Everyone(), OwnRandomness(sums, device), ClipNorm(clip_norm), TensorGaussian(1.0))
     low = ClipValue(-validate.positive(objective_clip=objective_clip), 0.0)
     losses = OwnRandomness(
         RayLosses(model, loss, sums.layout, physical_batch_size, sums.isolation, shrinks), device

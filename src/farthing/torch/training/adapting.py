@@ -1,14 +1,14 @@
 """Rules by which noise, sampling rate and clipping norm follow what was released.
 
-A rule is a function of the last `Step`, whose every number is public, and returns a `Change` of the terms of
-the batches to come, or None. `train` takes one as ``adapt``. The price of the next batch then depends on
+A rule is a function of the last `TrainingStep`, whose every number is public, and returns a `Change` of the
+terms of the batches to come, or None. `train` takes one as ``adapt``. The price of the next batch then depends on
 earlier answers, so nothing can be promised: each batch is charged to the ledger's privacy filter, and the
 filter's theorem is the guarantee (a `Menu`: `farthing.accounting.menu`). A rule sees nothing that was not
 released, so it may be any function at all.
 
 >>> changes = Change(noise_multiplier=4.0), Change(noise_multiplier=2.0)
 >>> rule = Plateau(changes, patience=2, score=lambda model: 0.5)
->>> [rule(Step(t, None)) for t in (1, 2, 3)][-1]
+>>> [rule(TrainingStep(t, None)) for t in (1, 2, 3)][-1]
 Change(noise_multiplier=4.0, sampling_rate=None, clip_norm=None)
 """
 
@@ -26,7 +26,7 @@ from farthing.errors import InvalidValue
 from farthing.queries.events import GaussianEvent
 from farthing.queries.samplers import Poisson
 from farthing.torch.training.plan import planned
-from farthing.torch.training.watching import Step
+from farthing.torch.training.watching import TrainingStep
 
 _SPREAD = tuple(2.0 ** (place / 2) for place in (0, -1, 1, 2, 3))  # of a menu's noise around a plan's
 
@@ -64,7 +64,7 @@ class Change:
             validate.positive(clip_norm=self.clip_norm)
 
 
-Rule = Callable[[Step], Change | None]
+Rule = Callable[[TrainingStep], Change | None]
 
 
 class Plateau:
@@ -89,7 +89,7 @@ class Plateau:
     Examples
     --------
     >>> rule = Plateau([Change(sampling_rate=0.02)], patience=1, score=lambda model: 1.0)
-    >>> rule(Step(1, None)), rule(Step(2, None)).sampling_rate, rule(Step(3, None))
+    >>> rule(TrainingStep(1, None)), rule(TrainingStep(2, None)).sampling_rate, rule(TrainingStep(3, None))
     (None, 0.02, None)
     """
 
@@ -109,7 +109,7 @@ class Plateau:
         self._signal = _Signal(memory)
         self._best, self._since, self._taken = -math.inf, 0, 0
 
-    def __call__(self, step: Step) -> Change | None:
+    def __call__(self, step: TrainingStep) -> Change | None:
         """Return the next change where the last ``patience`` looks brought nothing better."""
         if self.score is None:
             self._signal.learn(step)
@@ -147,7 +147,8 @@ class Stages:
     Examples
     --------
     >>> rule = Stages({0.5: Change(sampling_rate=0.02), 0.75: Change(sampling_rate=0.04)})
-    >>> [rule(Step(t, None, share=share)) for t, share in ((1, 0.2), (2, 0.6), (3, 0.6))][1].sampling_rate
+    >>> steps = [TrainingStep(t, None, share=share) for t, share in ((1, 0.2), (2, 0.6), (3, 0.6))]
+    >>> [rule(step) for step in steps][1].sampling_rate
     0.02
     """
 
@@ -156,7 +157,7 @@ class Stages:
         self.changes = _changes(changes[share] for share in self.shares)
         self._taken = 0
 
-    def __call__(self, step: Step) -> Change | None:
+    def __call__(self, step: TrainingStep) -> Change | None:
         """Return the change of the last stage that is reached and was not taken yet."""
         reached = sum(share <= step.share for share in self.shares)
         if reached <= self._taken:
@@ -191,8 +192,8 @@ class NoiseGate:
     Examples
     --------
     >>> model, rule = nn.Linear(9, 1), NoiseGate(8.0, 4.0)
-    >>> hidden = Step(1, model, noise_multiplier=8.0, gradient_norm=1.0, noise_norm=1.0)
-    >>> clear = Step(2, model, noise_multiplier=4.0, gradient_norm=9.0, noise_norm=1.0)
+    >>> hidden = TrainingStep(1, model, noise_multiplier=8.0, gradient_norm=1.0, noise_norm=1.0)
+    >>> clear = TrainingStep(2, model, noise_multiplier=4.0, gradient_norm=9.0, noise_norm=1.0)
     >>> rule(hidden).noise_multiplier, rule(clear).noise_multiplier
     (4.0, 8.0)
     """
@@ -203,7 +204,7 @@ class NoiseGate:
         self.large, self.small = large, small
         self.margin, self._signal = validate.non_negative(margin=margin), _Signal(memory)
 
-    def __call__(self, step: Step) -> Change | None:
+    def __call__(self, step: TrainingStep) -> Change | None:
         """Return a change where the gate opens or closes."""
         self._signal.learn(step)
         size = sum(parameter.numel() for parameter in step.w.parameters() if parameter.requires_grad)
@@ -227,7 +228,7 @@ class _Signal:
             raise InvalidValue(f"memory must be in [0, 1), got {memory!r}")
         self._memory, self._mean, self._noise, self._weight = memory, 0.0, 0.0, 0.0
 
-    def learn(self, step: Step) -> None:
+    def learn(self, step: TrainingStep) -> None:
         part, noise = 1 - self._memory, float(step.noise_norm) ** 2
         self._mean += part * (float(step.gradient_norm) ** 2 - noise - self._mean)
         self._noise += part * (noise - self._noise)

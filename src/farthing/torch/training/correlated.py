@@ -27,7 +27,7 @@ from farthing.ledger.ledger import Ledger
 from farthing.queries.buffered import column_norm
 from farthing.queries.correlated import spread
 from farthing.torch.kernels.banded_noise import BandedTensorGaussian, BufferedTensorGaussian
-from farthing.torch.kernels.noise import Gaussian
+from farthing.torch.kernels.noise import TensorGaussian
 from farthing.torch.training.plan import BatchKind, Noise, Plan, default_rate, default_steps
 
 BUFFERS = 2  # more gain 1 % at most
@@ -44,7 +44,7 @@ def refuse_bands(bands: Any, adapt: Any, budgets: Any, mechanism: Any) -> None:
         raise Unsupported("correlated noise is one plan, fixed ahead: leave out adapt=, or bands=")
     if budgets is not None:
         raise Unsupported("no theorem prices correlated noise on draws of personal rates: leave out budgets=")
-    if mechanism is not Gaussian:
+    if mechanism is not TensorGaussian:
         raise Unsupported(f"bands= is noise of its own: leave out mechanism={mechanism!r}")
 
 

@@ -27,7 +27,7 @@ from farthing.torch.training.adapting import Change, Rule
 from farthing.torch.training.plan import BatchKind, Noise, Plan, planned, promised
 from farthing.torch.training.schedules import Bounds
 from farthing.torch.training.sharding import like
-from farthing.torch.training.watching import Step
+from farthing.torch.training.watching import TrainingStep
 
 _OPEN = "open the ledger with a menu of the batches that may come up: Ledger(budget, filter=ft.Menu(...))"
 
@@ -81,7 +81,7 @@ class Course(Protocol):
     def released(self) -> None:
         """Take note that the last batch was released."""
 
-    def learn(self, step: Step, bounds: Bounds) -> Bounds:
+    def learn(self, step: TrainingStep, bounds: Bounds) -> Bounds:
         """Return the bounds of the batches after a finished update."""
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -127,7 +127,7 @@ class Promised:
     def released(self) -> None:
         """Nothing follows from an answer here: the plan is fixed."""
 
-    def learn(self, step: Step, bounds: Bounds) -> Bounds:
+    def learn(self, step: TrainingStep, bounds: Bounds) -> Bounds:
         return bounds
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -177,7 +177,7 @@ class Filtered:
         self.share = self._asks.public(lambda: (self._charged(),))[0]
         self.left = max(self.left - 1, 0)
 
-    def learn(self, step: Step, bounds: Bounds) -> Bounds:
+    def learn(self, step: TrainingStep, bounds: Bounds) -> Bounds:
         """Change the terms as rank 0's rule says; refuse, before any charge, what has no price."""
         told = self._asks.public(lambda: self._decided(step))
         noise, rate, clip = (None if math.isnan(number) else number for number in told)
@@ -190,7 +190,7 @@ class Filtered:
         self._clip = self._clip if clip is None else clip
         return bounds if clip is None else bounds.at_norm(clip)
 
-    def _decided(self, step: Step) -> tuple[float, float, float]:
+    def _decided(self, step: TrainingStep) -> tuple[float, float, float]:
         change = None if self._rule is None else self._rule(step)
         if change is None:
             return math.nan, math.nan, math.nan

@@ -52,7 +52,7 @@ from farthing.torch.checks import overlap
 from farthing.torch.checks.selfcheck import materialise, refuse_other_kinds
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.plain import Plain, settle
-from farthing.torch.kernels.noise import Gaussian
+from farthing.torch.kernels.noise import TensorGaussian
 from farthing.torch.training import correlated, distributed, personal, sharding
 from farthing.torch.training.adapting import Rule
 from farthing.torch.training.course import (
@@ -81,7 +81,7 @@ from farthing.torch.training.plan import (
 )
 from farthing.torch.training.randomness import OwnRandomness, apart, one_by_one
 from farthing.torch.training.schedules import Average, Bounds, Clip
-from farthing.torch.training.watching import ProgressLine, Step
+from farthing.torch.training.watching import ProgressLine, TrainingStep
 
 CLIP = 1.0
 PHYSICAL = 512
@@ -112,10 +112,10 @@ def train(
     memory: str = "balanced",
     example: tuple[Any, Any] | None = None,
     route: str = "auto",
-    mechanism: Callable[[float], Gaussian] = Gaussian,
+    mechanism: Callable[[float], TensorGaussian] = TensorGaussian,
     accumulate: int = 1,
     average: float | None = None,
-    callbacks: Iterable[Callable[[Step], object]] = (),
+    callbacks: Iterable[Callable[[TrainingStep], object]] = (),
     progress: bool = False,
     adapt: Rule | None = None,
     bands: int | str = 1,
@@ -186,13 +186,13 @@ def train(
     average : float, optional
         Decay of a moving average of the weights, in (0, 1), kept in `Training.averaged`. None: no average.
     callbacks : iterable of callable, default ()
-        Each is called with every `Step`: `to_tensorboard`, `to_wandb`, or any function.
+        Each is called with every `TrainingStep`: `to_tensorboard`, `to_wandb`, or any function.
     progress : bool, default False
         Whether a line on stderr shows batches done and left, clipping norm and noise multiplier.
     adapt : callable, optional
         ``adapt(step)`` returns a `Change` of noise multiplier, sampling rate or clipping norm for the batches
-        to come, or None: `Plateau`, `Stages`, `NoiseGate` or any function of the public `Step`. The ledger
-        needs a filter for such prices: ``Ledger(budget, filter=ft.Menu(...))``.
+        to come, or None: `Plateau`, `Stages`, `NoiseGate` or any function of the public `TrainingStep`. The
+        ledger needs a filter for such prices: ``Ledger(budget, filter=ft.Menu(...))``.
     bands : int, "pass" or "auto", default 1
         Over how many batches later noise cancels earlier noise in part (`farthing.BandedGaussian`). "pass":
         over all, each example in one batch a pass (`farthing.BufferedGaussian`). "auto": the best of these.
@@ -206,7 +206,7 @@ def train(
     Returns
     -------
     Training
-        The run: an iterator of `Step`.
+        The run: an iterator of `TrainingStep`.
 
     Raises
     ------
@@ -304,7 +304,7 @@ def train(
 
 
 class Training:
-    """A run that is checked and promised; iterating it asks for batches, one `Step` an update.
+    """A run that is checked and promised; iterating it asks for batches, one `TrainingStep` an update.
 
     Made by `train`. Stopping early costs nothing more than the batches that were asked for.
 
@@ -363,10 +363,10 @@ class Training:
         self._deviations = Deviations(kind.layout, self._trained[0].device, correlated.deviation(length))
         self._steps = self._run()
 
-    def __iter__(self) -> Iterator[Step]:
+    def __iter__(self) -> Iterator[TrainingStep]:
         return self
 
-    def __next__(self) -> Step:
+    def __next__(self) -> TrainingStep:
         return next(self._steps)
 
     def __len__(self) -> int:
@@ -398,7 +398,7 @@ class Training:
             raise InvalidValue("weights are averaged only if train is given average=, a decay such as 0.999")
         return self._average.model
 
-    def _run(self) -> Iterator[Step]:
+    def _run(self) -> Iterator[TrainingStep]:
         held, course, device = list[ReleasedSum](), self._course, self._trained[0].device
         for terms in course:
             query = self._query(course.place, terms)
@@ -436,7 +436,7 @@ class Training:
             self._last = last = bound, terms, query
         return last[2]
 
-    def _update(self, held: list[ReleasedSum]) -> Step:
+    def _update(self, held: list[ReleasedSum]) -> TrainingStep:
         """Take one step of the optimiser on the mean of the released gradients."""
         self.t += 1
         parts, course = self._parts, self._course
@@ -454,7 +454,7 @@ class Training:
             parts.scheduler.step()
         if self._average is not None:
             self._average.update(self.model, self.t)
-        step = Step(
+        step = TrainingStep(
             self.t,
             self.model,
             tuple(itertools.chain(*(one.receipts for one in held))),

@@ -54,7 +54,7 @@ from torch import Tensor, nn
 from farthing import validate
 from farthing.errors import InvalidValue, Unsupported
 from farthing.torch.training.plan import Plan
-from farthing.torch.training.watching import ProgressLine, Step
+from farthing.torch.training.watching import ProgressLine, TrainingStep
 
 WALK = 0.4
 MOMENTUM = 0.9
@@ -210,7 +210,7 @@ class UpdateParts:
     scheduler: Scheduler | None
     average: float | None
     accumulate: int
-    callbacks: tuple[Callable[[Step], object], ...]
+    callbacks: tuple[Callable[[TrainingStep], object], ...]
     line: ProgressLine | None
 
 

@@ -30,7 +30,7 @@ _OFTEN = 0.1  # seconds between two lines, at least
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step(asking.Step):
+class TrainingStep(asking.Step):
     """A finished update, in public numbers.
 
     Attributes
@@ -85,7 +85,7 @@ class Step(asking.Step):
         return {name: float(getattr(self, name)) for name in (*names, "gradient_norm", "noise_norm")}
 
 
-def to_tensorboard(writer: Any, prefix: str = "privacy/") -> Callable[[Step], None]:
+def to_tensorboard(writer: Any, prefix: str = "privacy/") -> Callable[[TrainingStep], None]:
     """Return a callback for `train` that writes the public numbers of every step to TensorBoard.
 
     Parameters
@@ -108,14 +108,14 @@ def to_tensorboard(writer: Any, prefix: str = "privacy/") -> Callable[[Step], No
     True
     """
 
-    def log(step: Step) -> None:
+    def log(step: TrainingStep) -> None:
         for name, value in step.public.items():
             writer.add_scalar(f"{prefix}{name}", value, step.t)
 
     return log
 
 
-def to_wandb(run: Any, prefix: str = "privacy/") -> Callable[[Step], None]:
+def to_wandb(run: Any, prefix: str = "privacy/") -> Callable[[TrainingStep], None]:
     """Return a callback for `train` that logs the public numbers of every step to Weights & Biases.
 
     Never `wandb.watch` a model: its hooks see gradients before they are clipped.
@@ -140,7 +140,7 @@ def to_wandb(run: Any, prefix: str = "privacy/") -> Callable[[Step], None]:
     True
     """
 
-    def log(step: Step) -> None:
+    def log(step: TrainingStep) -> None:
         run.log({f"{prefix}{name}": value for name, value in step.public.items()}, step=step.t)
 
     return log
@@ -150,7 +150,7 @@ class ProgressLine:
     """One line of text that follows a run: batches, time left, clipping norm, noise multiplier.
 
     >>> line = ProgressLine(sys.stdout)
-    >>> line.show(Step(4, None, (), 40.0, 1.0, 2.0, share=1.0, left=0), steps=4)
+    >>> line.show(TrainingStep(4, None, (), 40.0, 1.0, 2.0, share=1.0, left=0), steps=4)
     ... # doctest: +NORMALIZE_WHITESPACE
     4 of 4 batches [########################] 0 s left, clipping norm 1, noise multiplier 2
     """
@@ -159,7 +159,7 @@ class ProgressLine:
         self._out = sys.stderr if out is None else out
         self._first, self._last, self._begun = time.monotonic(), -math.inf, 0
 
-    def show(self, step: Step, steps: int) -> None:
+    def show(self, step: TrainingStep, steps: int) -> None:
         """Write the line anew, not too often; end it with the last step."""
         now, done = time.monotonic(), steps - step.left
         self._begun = self._begun or done
