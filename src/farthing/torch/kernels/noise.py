@@ -1,9 +1,9 @@
 """Gaussian noise on flat tensors: the lattice noise of the core, on the tensor's own device.
 
 `TensorGaussian` has the event, and so the price, of `farthing.queries.mechanisms.Gaussian`, and releases in
-the same way: the sum is rounded to a grid, integer noise is added, and only then is it turned into floats. Its
-noise is larger by ``slack``, 2⁻⁷, because a model's gradients are float32: `farthing.torch.kernels.totals`
-has the theorem on their sums, and what it takes as given.
+the same way: the sum is rounded to a grid, integer noise is added, and only then is it turned into floats.
+Its noise is larger by ``slack``, 2⁻⁷, because a model's gradients are float32:
+`farthing.torch.kernels.totals` has the theorem on their sums, and what it takes as given.
 
 Noise is drawn ahead (`noise_pool`), since it does not depend on data.
 

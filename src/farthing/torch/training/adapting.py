@@ -1,10 +1,10 @@
 """Rules by which noise, sampling rate and clipping norm follow what was released.
 
 A rule is a function of the last `TrainingStep`, whose every number is public, and returns a `Change` of the
-terms of the batches to come, or None. `train` takes one as ``adapt``. The price of the next batch then depends on
-earlier answers, so nothing can be promised: each batch is charged to the ledger's privacy filter, and the
-filter's theorem is the guarantee (a `Menu`: `farthing.accounting.menu`). A rule sees nothing that was not
-released, so it may be any function at all.
+terms of the batches to come, or None. `train` takes one as ``adapt``. The price of the next batch then
+depends on earlier answers, so nothing can be promised: each batch is charged to the ledger's privacy
+filter, and the filter's theorem is the guarantee (a `Menu`: `farthing.accounting.menu`). A rule sees
+nothing that was not released, so it may be any function at all.
 
 >>> changes = Change(noise_multiplier=4.0), Change(noise_multiplier=2.0)
 >>> rule = Plateau(changes, patience=2, score=lambda model: 0.5)
