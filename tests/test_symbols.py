@@ -148,7 +148,6 @@ def found(name: str) -> Any:
 
 def keys() -> set[str]:
     """The keys of a run's file, the options of federated methods, and the parts of a budget (a policy's)."""
-    files = [SOURCE / "deploy" / name for name in ("run_file.py", "learners.py")]
-    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
+    nodes = ast.walk(ast.parse((SOURCE / "deploy" / "run_file.py").read_text()))
     texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     return texts | {*inspect.signature(ft.Budget).parameters} | {*every_option()}

@@ -181,7 +181,7 @@ def descend(
         yield Step(t, features.unfold(w), got.receipts)
 
 
-_NO_CLIP = 1e150
+_NO_CLIP = 1e100
 
 
 def sgd_maj(
