@@ -122,6 +122,8 @@ def test_a_plan_is_charged_as_what_its_chances_cost():
             assert over.left.tolist() == [19 - t] * 2
     assert ledgers[0].spent.epsilon <= 2.0
     assert simulated.event(0) == RepeatedEvent(terms.price(budget), 2)  # two cycles were begun
+    for told in (simulated.guarantee(0), simulated.spent(0)):
+        assert "Choquette-Choo et al. 2023" in told.theorem
 
 
 def test_shares_are_of_one_turn_or_refused_before_a_charge():

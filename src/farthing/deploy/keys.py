@@ -51,7 +51,7 @@ class PublicKeys:
     @classmethod
     def load(cls, path: Path) -> "PublicKeys":
         """Return the keys in a public.toml."""
-        found = toml_settings.read(path, "a party's public.toml")
+        found = toml_settings.read(path, f"a party's public.toml ({os.fspath(path)!r})")
         node = found.get("node")
         if set(found) != {"key", "node"} or not isinstance(node, str):
             raise InvalidValue(f"a party's public.toml holds key and node, {str(path)!r} does not")

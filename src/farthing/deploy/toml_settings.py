@@ -29,7 +29,7 @@ def read(path: str | os.PathLike[str], subject: str) -> dict[str, Any]:
         reason: object = error.strerror
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         reason = error
-    raise InvalidValue(f"{subject} must be a TOML file, {os.fspath(path)!r}: {reason}")
+    raise InvalidValue(f"{subject} must be a TOML file: {reason}")
 
 
 class Settings:

@@ -90,6 +90,8 @@ from farthing.queries.events import Event, RepeatedEvent
 from farthing.queries.query import Contribution, refuse_bound
 from farthing.queries.samplers import Poisson
 
+BANDED = "; banded noise: Choquette-Choo et al. 2023, Thm. 4"
+
 __all__ = ["Simulated", "personal"]
 
 Array = NDArray[np.float64]
@@ -346,7 +348,7 @@ class Simulated:
             budget.unit,
             budget.observer,
             accountant,
-            theorem,
+            theorem + (BANDED if self._invitation.bands > 1 else ""),
             note="" if sound else SEEDED,
         )
 

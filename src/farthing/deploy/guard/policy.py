@@ -179,7 +179,7 @@ class Policy:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Policy":
         """Return the policy in a TOML file."""
-        found = toml_settings.read(path, "a policy")
+        found = toml_settings.read(path, f"a policy ({os.fspath(path)!r})")
         try:
             return cls._of(found, Path(path).resolve().parent)
         except InvalidValue as error:
