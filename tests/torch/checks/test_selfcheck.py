@@ -331,3 +331,37 @@ def test_gradients_of_a_large_model_are_compared_by_their_sketches(mixes, monkey
         gradient.check(X, Y)
     with pytest.raises(Unsupported, match="used past its module"):
         Gradient(Reused(), losses).check(X, Y)
+
+
+class Crowded(nn.Module):
+    """Centre what is hidden, but only where more than so many examples come together."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.first, self.last, self.most = nn.Linear(3, 4), nn.Linear(4, 2), most
+
+    def forward(self, x):
+        hidden = self.first(x)
+        return self.last(hidden - hidden.mean(0) if len(x) > self.most else hidden)
+
+
+@pytest.mark.parametrize(("most", "refused"), [(60, True), (250, True), (300, False)])
+def test_a_model_that_mixes_in_the_batches_of_its_training_only_is_refused(most, refused):
+    data = torch.randn(300, 3), torch.randint(2, (300,))
+    ledger = ft.Ledger(ft.Budget(1.0, 1e-5))
+
+    def begin():
+        return ft.torch.train(Crowded(most), nn.CrossEntropyLoss(reduction="none"), data, ledger, steps=2)
+
+    if not refused:  # 300 never come together
+        begin()
+        return
+    with pytest.raises(Unsupported, match="mixes examples"):
+        begin()
+    assert ledger.spent.epsilon == 0
+
+
+def test_no_more_examples_are_tried_at_once_than_a_model_is_given():
+    data = torch.randn(300, 3), torch.randint(2, (300,))
+    given = {"epsilon": 1.0, "delta": 1e-5, "steps": 2, "physical_batch_size": 64}
+    ft.torch.train(Crowded(64), nn.CrossEntropyLoss(reduction="none"), data, **given)

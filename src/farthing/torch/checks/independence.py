@@ -5,11 +5,12 @@ Two questions are asked of per-example gradients, by what is going to sum them:
 * *Exchanges.* In batches of several sizes some examples are exchanged for others, mild or very unlike (10⁴
   times as large, negative, tiny, whole numbers far out), on the same seed: the gradients of those that stay
   must stay. Exchanged are those whose place has a 1 (then a 0) in its k-th binary digit, for every k: any two
-  places differ in some digit, so that every place is seen to move no other one.
+  places differ in some digit, so that every place is seen to move no other one. In a batch of the size that
+  training expects, every other example is exchanged, and losses must stay.
 * *Sizes.* In batches of 1 to 40 an example's loss and gradient must be those of the example alone, without
   random numbers (`Calm`), in training mode where that is the model's.
 
-These are checks, not proofs: what mixes in batches of 1,000 only, or for one input in a million, passes. How
+These are checks, not proofs: what mixes in larger batches only, or for one input in a million, passes. How
 much is tried follows from the model's size, never from a clock, so that an answer can be had again.
 """
 
@@ -41,6 +42,8 @@ Rows = Callable[[Any, Any], Tensor]
 _FIRST, _LARGEST = 4, 40
 _OTHERS = (8, 33, 16, 7, 2)
 _PLACES = (0, 1, 3, 6, 7, 15, 32, 39)  # whose gradient alone is looked at: the last of every size
+_MOST = 4096  # examples of a batch of the expected size
+_WHOLE = {"cpu": 3e9, "cuda": 2e13}  # multiply-adds of a batch of that size
 _WORK = 4e9  # multiply-adds of one check, where not even the least takes more
 _LARGE = 1e11  # multiply-adds of an example, beyond which a CPU is given one at a time
 _CALLS = 4000  # of modules, likewise
@@ -132,6 +135,7 @@ class Company:
     rows: Rows
     effort: Effort
     sketch: Sketch
+    expected: int = 0  # how many examples the model is going to be given at once; 0: nobody knows
     spoilt: bool = False  # whether the model runs on inputs that are not numbers
 
     def __post_init__(self) -> None:
@@ -175,6 +179,14 @@ class Company:
         for at, size in enumerate(_OTHERS):
             if self.effort.affords(4, size):
                 self._exchange(size, *pairs[at % 2], seed=at + 6, digits=1)
+        if (size := self._affordable()) > _LARGEST:
+            for at, (before, after) in enumerate(pairs[:2]):
+                self._exchange(size, before, after, seed=at + 11, digits=1)
+
+    def _affordable(self) -> int:
+        """Return the expected size of a batch, or what can be had of it."""
+        device = next(self.model.parameters()).device.type
+        return min(self.expected, _MOST, int(_WHOLE.get(device, 0.0) / max(1.0, self.effort.each)))
 
     def sizes(self) -> None:
         """An example alone must be what it is in a batch of any size; with random numbers left out."""

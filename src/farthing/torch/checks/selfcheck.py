@@ -75,12 +75,19 @@ def refuse_known(model: nn.Module) -> None:
 
 
 def verify(
-    model: nn.Module, loss: Loss, source: Source, rows: Rows, kept: Callable[[], None], sketch: Sketch
+    model: nn.Module,
+    loss: Loss,
+    source: Source,
+    rows: Rows,
+    kept: Callable[[], None],
+    sketch: Sketch,
+    expected: int = 0,
 ) -> None:
     """Refuses a model in which examples do not stay apart, or that ``rows`` sees only in part.
 
     ``kept`` refuses what the model or the loss keeps of examples (`farthing.torch.checks.leftovers`);
-    ``sketch`` is what gradients are shortened by, in ``rows`` as in those of ordinary autograd.
+    ``sketch`` is what gradients are shortened by, in ``rows`` as in those of ordinary autograd; ``expected``
+    is how many examples the model is going to be given at once, if that is known.
     """
     with torch.random.fork_rng(devices(model)):
         inputs, targets = source.batch(_EXAMPLES)
@@ -95,7 +102,7 @@ def verify(
             ) from error
         kept()
         with Wall(model, loss, everything=True):  # what made-up examples leave behind is put back
-            company = Company(model, loss, source, rows, Effort.of(model, inputs), sketch)
+            company = Company(model, loss, source, rows, Effort.of(model, inputs), sketch, expected)
             company.exchanges()
             company.sizes()
 

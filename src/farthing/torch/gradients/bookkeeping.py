@@ -337,7 +337,8 @@ class Gradient:
                     self._positions = most_positions(passes, source.batch(2), _FEW)
                 sketch = Sketch(self.layout.sizes)
                 rows = partial(passes.rows, sketch=sketch)
-                verify(self.model, self.loss, source, rows, self._leftovers(rows, source), sketch)
+                size = int(min(self.expected_batch_size or 0, self.physical_batch_size or 2**30))
+                verify(self.model, self.loss, source, rows, self._leftovers(rows, source), sketch, size)
             except Exception as error:
                 if plan.checkpoints and again:  # parts that do not come out the same again are kept
                     again = False

@@ -267,7 +267,7 @@ def train(
     if examples.augment is not None:
         one_by_one(examples.augment, examples.made_up()[0], device)
     with apart(device):
-        examples = checked(gradient, examples, example)
+        examples = checked(gradient, examples, example, count)
     kind = BatchKind(OwnRandomness(gradient, device), gradient.layout, mechanism)
     overlap.remember(examples.data)
     together = distributed.ranks(device, group)

@@ -311,14 +311,20 @@ def examples_of(
     return data.on(device)
 
 
-def checked(gradient: Gradient, examples: Examples, public: tuple[Any, Any] | None = None) -> Examples:
+def checked(
+    gradient: Gradient, examples: Examples, public: tuple[Any, Any] | None = None, records: int = 0
+) -> Examples:
     """Return the examples of a model that was checked, with targets that its loss can take.
 
     Of the records only their form is used. Where the loss takes whole numbers below the number of
     outputs, as the made-up ones show, targets out of that range are refused, or count as zero
     (`Examples.within`): the loss would say which one it was, and on a GPU nothing would work any more.
     """
-    gradient.check(*examples.made_up_batch())
+    gradient.expected_batch_size = records or None  # a batch may have as many, as far as is known here
+    try:
+        gradient.check(*examples.made_up_batch())
+    finally:
+        gradient.expected_batch_size = None
     source = Source(*examples.made_up_view()) if public is None else Source(*public, public=True)
     with gradient.plain.running():
         found = target_range(gradient.model, gradient.loss, source)
