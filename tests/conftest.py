@@ -33,3 +33,9 @@ def run(capsys: pytest.CaptureFixture[str]) -> Any:
         return Done(code, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def twenty_runs(monkeypatch):
+    """Tuning makes twenty runs, so that both of two candidates are drawn, but for one time in a million."""
+    monkeypatch.setattr("farthing.accounting.tuning.RunCount.draw", lambda self, stream: 20)

@@ -20,6 +20,7 @@ def _ledger(**options) -> ft.Ledger:
     return ft.Ledger(ft.Budget(3.0, 1e-5), **options)
 
 
+@pytest.mark.usefixtures("twenty_runs")
 def test_the_better_candidate_wins_and_its_model_states_the_price_of_all_runs():
     ledger = _ledger()
     tuned = tune(ft.LogisticRegression(), BOUNDS, X, Y, ledger, runs=30)
@@ -50,6 +51,7 @@ def test_a_sample_needs_basic_composition():
     assert ledger.share == 0
 
 
+@pytest.mark.usefixtures("twenty_runs")
 def test_a_regressor_is_scored_by_the_value_that_is_given():
     y = 8 * X[:, 0]
     model, wide = (
