@@ -9,15 +9,20 @@ from farthing.audit import GaussianCurve, adapters, statistics
 
 def test_diffprivlib():
     mechanisms = pytest.importorskip("diffprivlib.mechanisms", exc_type=ImportError)
-    seeds = [1, 2, 3, 4]  # one a world
+    seeds = [1, 2, 3, 4, 5, 6]  # one a world
     attacked = adapters.diffprivlib(
         lambda: mechanisms.Laplace(epsilon=1.0, sensitivity=1.0, random_state=seeds.pop())
     )
-    verdict = ft.audit_mechanism(attacked, (0.0, 1.0), ft.Budget(1.0, 0.0), trials=4000, confidence=0.9999)
+    pair, claim = (0.0, 1.0), ft.Budget(1.0, 0.0)
+    verdict = ft.audit_mechanism(attacked, pair, claim, statistics.value, 4000, 0.9999)
     assert not verdict.broken
     assert verdict.eps_lower > 0.5
+    # its noise is added in floats, whose last bits tell the worlds apart
+    verdict = ft.audit_mechanism(attacked, pair, claim, trials=4000, confidence=0.9999)
+    assert verdict.eps_lower > 2
+    assert "bit" in verdict.attack
     # the same mechanism under half of its claim is broken
-    assert ft.audit_mechanism(attacked, (0.0, 1.0), ft.Budget(0.4, 0.0), trials=4000).broken
+    assert ft.audit_mechanism(attacked, pair, ft.Budget(0.4, 0.0), statistics.value, 4000).broken
     with pytest.raises(ft.FarthingError, match="must be one of diffprivlib, got int"):
         ft.audit_mechanism(adapters.diffprivlib(lambda: 3), (0, 1), ft.Budget(1.0, 0.0))
 

@@ -121,3 +121,45 @@ def test_float_noise_is_caught_and_lattice_noise_is_not():
         lattice, (0.0, 1.0), claim, statistics.lowest_bit, trials=4000, stream=SeededStream(6)
     )
     assert verdict.eps_lower == 0
+
+
+FLOAT_PAIRS = [(0.0, 1.0), (-0.5, 0.5), (3.7, 4.7)]
+
+
+@pytest.mark.parametrize("pair", FLOAT_PAIRS)
+@pytest.mark.parametrize("entries", [1, 20])
+@pytest.mark.parametrize("kind", [np.float64, np.float32])
+def test_float_noise_is_refuted_by_default(pair, entries, kind):
+    rng = np.random.default_rng(7)
+
+    def float_noise(data, runs, stream):
+        noisy = kind(4.0) * rng.standard_normal((runs, entries), dtype=kind)
+        noisy[:, 0] += kind(data)
+        return noisy
+
+    verdict = ft.audit_mechanism(float_noise, pair, ft.Budget(1.3, 1e-5), stream=SeededStream(6))
+    assert verdict.eps_lower > 2
+    assert "bit" in verdict.attack
+
+
+@pytest.mark.parametrize("pair", FLOAT_PAIRS)
+@pytest.mark.parametrize("entries", [1, 20])
+def test_lattice_noise_stands_by_default(pair, entries):
+    def lattice(data, runs, stream):
+        sums = np.zeros((runs, entries))
+        sums[:, 0] = data
+        return ft.Gaussian(4.0).release(sums.ravel(), ft.ClipNorm(1.0), stream).reshape(runs, entries)
+
+    claim = ft.Budget(ft.epsilon(ft.Gaussian(4.0), delta=1e-5), 1e-5)
+    verdict = ft.audit_mechanism(lattice, pair, claim, stream=SeededStream(6))
+    assert not verdict.broken
+
+
+def test_more_entries_than_runs_are_projected_in_little_memory():
+    def noisy(data, runs, stream):
+        sums = np.zeros((runs, 20_000))
+        sums[:, :100] = data
+        return ft.Gaussian(1.0).release(sums.ravel(), ft.ClipNorm(1.0), stream).reshape(sums.shape)
+
+    verdict = ft.audit_mechanism(noisy, (0.0, 3.0), ft.Budget(1.0, 1e-5), trials=100, stream=SeededStream(6))
+    assert verdict.broken

@@ -17,11 +17,13 @@ from farthing import validate
 from farthing.audit.statistics import (
     Curve,
     FittedStatistic,
+    LastBits,
     Outcomes,
     Projection,
     Scores,
     Unknown,
     caught,
+    lowest_bit,
     value,
 )
 from farthing.budget import Budget, Shown
@@ -269,7 +271,8 @@ def audit_mechanism(
         What the mechanism is said to be.
     statistic : callable, FittedStatistic or a sequence of them, optional
         What is looked at in outputs: one number a run, large where it says "with". None looks at outputs as
-        they are, projected if they are vectors, or by outcome if they are whole numbers.
+        they are, projected if they are vectors, or by outcome if they are whole numbers, and at the last bits
+        of floats (`statistics.lowest_bit`, `statistics.LastBits`), which show noise that was added in floats.
     trials : int, default 10,000
         Runs in each world.
     confidence : float, default 0.99
@@ -312,7 +315,7 @@ def audit_mechanism(
     confidence = validate.probability(confidence=confidence)
     stream = Stream() if stream is None else stream
     without, within = (_runs(mechanism, data, trials, stream) for data in neighbours)
-    named = _named(statistic, without)
+    named = _named(_by_default(without, threshold) if statistic is None else statistic)
     if threshold is not None and (len(named) != 1 or isinstance(named[0][1], FittedStatistic)):
         raise InvalidValue("a fixed threshold needs one plain function of the outputs; leave it out")
     return judge(without, within, claim, named, confidence, threshold, curve or Unknown(), attack)
@@ -438,12 +441,15 @@ def _runs(mechanism: Mechanism, data: Any, trials: int, stream: Stream) -> Any:
     return outputs
 
 
-def _named(statistic: Statistic | Sequence[Statistic] | None, outputs: Any) -> list[tuple[str, Statistic]]:
-    if statistic is None:
-        if outputs.dtype.kind in "biu":
-            statistic = Outcomes()
-        else:
-            statistic = Projection() if outputs.ndim > 1 and outputs[0].size > 1 else value
+def _by_default(outputs: Any, threshold: float | None) -> Sequence[Statistic]:
+    """Return the outputs as they are, and the last bits of floats where a threshold is chosen."""
+    if outputs.dtype.kind in "biu":
+        return [Outcomes()]
+    plain: Statistic = Projection() if outputs.ndim > 1 and outputs[0].size > 1 else value
+    return [plain] if threshold is not None else [plain, lowest_bit, LastBits()]
+
+
+def _named(statistic: Statistic | Sequence[Statistic]) -> list[tuple[str, Statistic]]:
     parts = list(statistic) if isinstance(statistic, Sequence) else [statistic]
     return [
         (str(getattr(part, "name", None) or getattr(part, "__name__", "statistic")).replace("_", " "), part)
