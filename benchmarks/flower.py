@@ -1,6 +1,7 @@
 """Time rounds over Flower: ours, with guards, signatures and ledgers, beside a bare and an empty exchange.
 
     python benchmarks/flower.py [--parties 3] [--rounds 8]
+    python benchmarks/flower.py --start [--parties 10]
 
 One SuperLink (TLS, node keys, a database), and on it, in turn:
 
@@ -11,11 +12,16 @@ One SuperLink (TLS, node keys, a database), and on it, in turn:
 
 Beside them the same rounds over the guards' sockets, without Flower: that is the local work. Medians; the
 first round is left out, since everything is imported then.
+
+With ``--start``: ``farthing serve`` and as many ``farthing join`` are started at once, and the run ends after
+one round. Seconds until then, and CPU seconds of all processes: on a machine without other work, two cores
+take at least half of those.
 """
 
 import argparse
 import json
 import os
+import resource
 import socket
 import statistics
 import sys
@@ -24,7 +30,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from farthing.cli.demo_parties import set_up
+from farthing.cli.demo_parties import _RUN, set_up
 from farthing.deploy import keys as keyring
 from farthing.deploy.coordinator import Remote
 from farthing.deploy.flower.superlink import Address, SuperLink, environment
@@ -141,11 +147,46 @@ def ours(plan: RunFile, transport: Transport, run: str, rounds: int) -> list[flo
     return seconds
 
 
+def started(count: int) -> tuple[float, float]:
+    """Return the seconds from the start of all processes to the end of the first round, and CPU seconds."""
+    with tempfile.TemporaryDirectory(prefix="fs-") as text:
+        folder, names = Path(text), [f"p{number}" for number in range(count)]
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        method = 'name = "addp"\nrounds = 5\nmost = 1\ndraw = "poisson:0.1"'
+        run = set_up(folder, names, port=port, method=method, records=1000)
+        commands = {"serve": ["serve", str(run)]}
+        commands |= {name: ["join", str(folder / name / "party.toml")] for name in names}
+        children = {
+            name: Child([sys.executable, "-c", _RUN, *command], folder / f"{name}.log")
+            for name, command in commands.items()
+        }
+        before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+        try:
+            for child in children.values():
+                child.start()
+            while children["serve"].running:
+                time.sleep(0.05)
+            seconds, code = time.monotonic() - began, children["serve"].code
+        finally:
+            for child in children.values():
+                child.stop()
+        assert code == 0, (folder / "serve.log").read_text()
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parties", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--start", action="store_true", help="time until the first round is over")
     options = parser.parse_args(arguments)
+    if options.start:
+        seconds, work = started(options.parties)
+        print(f"{options.parties} parties, first round after {seconds:.1f} s; {work:.1f} CPU s in all")
+        return
     with tempfile.TemporaryDirectory(prefix="fb-") as text:
         folder, rounds = Path(text), options.rounds
         names = [f"p{number}" for number in range(options.parties)]

@@ -13,9 +13,10 @@ from flwr.proto.control_pb2 import StartRunRequest
 from flwr.proto.fab_pb2 import Fab
 
 from farthing.deploy.flower import app as flower
+from farthing.deploy.flower import carrier as flower_carrier
 from farthing.deploy.flower import link as flower_link
 from farthing.deploy.flower import node as flower_node
-from farthing.deploy.flower.app import Carrier, PollSchedule, opened, wrapped
+from farthing.deploy.flower.carrier import Carrier, PollSchedule, opened, wrapped
 from farthing.deploy.flower.superlink import APP, BRIDGE, ORDER, Address, environment
 from farthing.deploy.messages.signed import MessageKind, Signer, seal
 from farthing.errors import InvalidValue
@@ -46,7 +47,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     found = Clock()
-    monkeypatch.setattr(flower, "time", found)
+    monkeypatch.setattr(flower_carrier, "time", found)
     return found
 
 
@@ -204,7 +205,7 @@ def test_the_app_names_what_is_there():
 def test_hurry():
     from flwr.supercore.inflatable import inflatable_utils
 
-    flower.shorten_backoff()
+    flower_carrier.shorten_backoff()
     assert inflatable_utils.pull_objects.__kwdefaults__["initial_backoff"] == 0.1
 
 

@@ -11,12 +11,15 @@ from flwr.proto import fleet_pb2, message_pb2, runtime_pb2
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.constant import TASK_TOKEN_HEADER
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from farthing.deploy.flower import mailbox, messaging
-from farthing.deploy.flower.app import opened
+from farthing.deploy.flower.carrier import opened
+from farthing.deploy.flower.link import Relay
 from farthing.deploy.flower.messaging import FLEET, RUNTIME, BulkGrid, DirectMessaging, unpack
+from farthing.deploy.messages.transport import Bridge
 
 
 @pytest.fixture(autouse=True)
@@ -470,3 +473,48 @@ def test_an_unknown_flower_is_left_alone():
         assert await wire.push(request(7)) == 599
 
     asyncio.run(run())
+
+
+# --- the relay in the SuperLink's own process
+
+
+async def answering(wire, node, answer):
+    """A node that fetches one message and replies to it."""
+    while not (heads := await wire.pull(node)):
+        await asyncio.sleep(0)
+    (head,) = heads
+    number = head.metadata.message_id
+    parts = {part: await wire.part(part, node) for part in wire.app._box._taken[number][1]}
+    message = inflate_object_from_contents(number, parts)
+    message.metadata.__dict__["_message_id"] = number
+    assert await wire.push(reply(message, answer(opened(message))), node) == 200
+
+
+def test_a_relay_inside_the_superlink_carries_requests_and_answers(short):
+    """The coordinator's bridge, the relay as a thread, and nodes that speak Flower's protocol."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    wire, came = Wire(), {}
+    bridge = Bridge({"north": 7, "east": 8})
+
+    async def run():
+        assert not Relay(wire.app, str(bridge.path)).start(3)  # no event loop yet: an app must do it
+        await wire.pull(7)
+        assert not Relay(wire.app, None).start(3)
+        assert Relay(wire.app, str(bridge.path)).start(3)
+        assert TaskIdentity.run_id == 3
+        asking = asyncio.to_thread(lambda: came.update(bridge.exchange({"north": b"n", "east": b"e"}, 20.0)))
+        await asyncio.gather(asking, *(answering(wire, node, lambda said: said * 2) for node in (7, 8)))
+
+    asyncio.run(run())
+    assert came == {"north": b"nn", "east": b"ee"}
+    assert wire.flower.reached == []
+    bridge.close()
+
+
+def test_a_superlink_that_leaves_messages_to_flower_has_no_relay_inside():
+    app = DirectMessaging(SimpleNamespace())  # without the state that is known
+    assert not app.known
+    app.loop = asyncio.new_event_loop()
+    assert not Relay(app, "bridge").start(1)
+    app.loop.close()

@@ -7,7 +7,9 @@ coordinator's account, and Flower asks for no credentials there unless an accoun
 `AccessControl` does: a request to it must come from this machine and carry the key that the coordinator wrote
 to a file readable by its own account only (`KEY_FILE`), and the only app that can be started is our relay,
 identified by the SHA-256 of its bundle. All other paths are closed. The coordinator's own orders (register
-nodes, start the relay) come with the same key and are carried out here, without Flower's command line.
+nodes, start the relay) come with the same key and are carried out here, without Flower's command line. The
+relay is a thread of this process (`Relay`): it connects to the coordinator's bridge and carries bytes. Where
+Flower's inner parts are others than those known, it is an app in a process of its own.
 
 ``python -m farthing.deploy.flower.link ARGUMENTS`` takes flower-superlink's arguments. It ends when its
 standard input closes, that is, with the process that started it.
@@ -20,13 +22,15 @@ import ipaddress
 import json
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from farthing.deploy.flower.messaging import DirectMessaging
-from farthing.deploy.flower.superlink import APP, KEY_FILE, KEY_HEADER, ORDER
+from farthing.deploy.flower.messaging import DirectMessaging, NearGrid
+from farthing.deploy.flower.superlink import APP, BRIDGE, KEY_FILE, KEY_HEADER, ORDER
+from farthing.deploy.messages.transport import carry
 from farthing.deploy.processes import end_with_parent
 
 NODES = "/v1/fleet/"
@@ -180,8 +184,8 @@ async def _answer(send: Any, status: int, body: bytes = b"") -> None:
 class Orders:
     """The coordinator's orders to its own SuperLink: register nodes, start the relay."""
 
-    def __init__(self, app: Any) -> None:
-        self._app = app
+    def __init__(self, app: Any, relay: "Relay | None" = None) -> None:
+        self._app, self._relay = app, relay
 
     def __call__(self, command: str, arguments: list[str]) -> list[dict[str, Any]]:
         """Return a result for each key that is registered, or one for the start, as Flower prints it."""
@@ -192,7 +196,9 @@ class Orders:
         if command == "register":
             return [{"node-id": self._registered(key, account)} for key in arguments]
         if command == "run":
-            return [{"success": self._started(account)}]
+            run = self._started(account)
+            inside = self._relay is not None and run > 0 and self._relay.start(run)
+            return [{"success": run > 0, "inside": inside}]
         raise ValueError(f"there is no order {command!r}")
 
     def _registered(self, key: str, account: Any) -> int:
@@ -205,7 +211,7 @@ class Orders:
         request, state = RegisterNodeRequest(public_key=public_key_to_bytes(public)), self._state()
         return int(control_handlers.register_node(request, account, state).node_id)
 
-    def _started(self, account: Any) -> bool:
+    def _started(self, account: Any) -> int:
         from flwr.proto.control_pb2 import StartRunRequest
         from flwr.proto.fab_pb2 import Fab
         from flwr.superlink.servicer.control import control_handlers
@@ -214,10 +220,42 @@ class Orders:
         fab = Fab(hash_str=hashlib.sha256(content).hexdigest(), content=content)
         api = self._app.state.fleet_api_type
         said = control_handlers.start_run(StartRunRequest(fab=fab), account, self._state(), api)
-        return bool(said.run_id)
+        return int(said.run_id)
 
     def _state(self) -> Any:
         return self._app.state.linkstate_factory.state()
+
+
+class Relay:
+    """A relay between the coordinator's bridge and nodes, as a thread of the SuperLink."""
+
+    def __init__(self, messaging: DirectMessaging, bridge: str | None) -> None:
+        self._messaging, self._bridge = messaging, bridge
+
+    def start(self, run: int) -> bool:
+        """Carry messages of this run; return False where they must be carried by an app."""
+        loop = self._messaging.loop
+        if self._bridge is None or loop is None or not self._messaging.known:
+            return False
+        try:
+            from flwr.common.constant import SUPERLINK_NODE_ID
+            from flwr.supercore.task_identity import TaskIdentity
+        except ImportError:
+            return False
+        # whom messages come from: Flower sets it in the process of an app
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, SUPERLINK_NODE_ID, run
+        grid = NearGrid(self._messaging, loop)
+        threading.Thread(target=self._carry, args=(grid,), daemon=True).start()
+        return True
+
+    def _carry(self, grid: NearGrid) -> None:
+        from farthing.deploy.flower.carrier import Carrier
+
+        assert self._bridge is not None
+        try:
+            carry(self._bridge, Carrier(grid).exchange)
+        except Exception as error:  # the coordinator sees that it disconnected, and orders another
+            print(f"the relay ended: {type(error).__name__}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -230,7 +268,9 @@ def main() -> None:
 
     def guarded(app: Any, **options: Any) -> None:
         # The address of a client comes from a proxy on this machine, if there is one; no other is trusted.
-        controlled = AccessControl(DirectMessaging(app), key, bundle, Orders(app))
+        messaging = DirectMessaging(app)
+        orders = Orders(app, Relay(messaging, os.environ.get(BRIDGE)))
+        controlled = AccessControl(messaging, key, bundle, orders)
         serve(controlled, proxy_headers=True, forwarded_allow_ips="127.0.0.1,::1", **options)
 
     uvicorn.run = guarded

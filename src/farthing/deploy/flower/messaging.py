@@ -18,7 +18,8 @@ send a few kilobytes.
 Flower's grid sends and fetches every part of a message by itself, one after the other, and confirms each
 message: seven requests a party and round, each of which waits for the SuperLink. `BulkGrid` announces and
 asks for messages as Flower's grid does, and exchanges all parts at once (`PARTS`, answered by
-`DirectMessaging`). A SuperLink of others does not know that path: then it is Flower's grid.
+`DirectMessaging`). A SuperLink of others does not know that path: then it is Flower's grid. `NearGrid` does
+the same in the SuperLink's own process, without requests.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,6 +88,7 @@ class DirectMessaging:
 
     def __init__(self, app: Any) -> None:
         self._app, self._box = app, Mailbox()
+        self.loop: asyncio.AbstractEventLoop | None = None  # that it runs in, once it does
         self._waiting: dict[int, asyncio.Event] = {}  # readers that wait for a message
         try:
             from flwr.proto import fleet_pb2, message_pb2, runtime_pb2
@@ -108,8 +110,14 @@ class DirectMessaging:
         except (ImportError, AttributeError, KeyError):
             self._kinds = {}
 
+    @property
+    def known(self) -> bool:
+        """Return whether it answers messaging requests itself, and does not leave them to Flower."""
+        return bool(self._kinds)
+
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        known = scope["type"] == "http" and scope.get("method") == "POST" and bool(self._kinds)
+        self.loop = asyncio.get_running_loop()
+        known = scope["type"] == "http" and scope.get("method") == "POST" and self.known
         if not known or (scope["path"] not in self._kinds and scope["path"] != PARTS):
             await self._app(scope, receive, send)
             return
@@ -156,7 +164,8 @@ class DirectMessaging:
         request = Request({**scope, "app": self._stub, "state": {}})
         if path == PARTS:
             self._of_task(request)
-            return self._exchanged(*unpack(body))
+            found = self._exchanged(*unpack(body))
+            return pack(list(found), list(found.values()))
         request.state.protobuf_request = asked = self._kinds[path].FromString(body)
         of_node = path.startswith(FLEET)
         (self._of_node if of_node else self._of_task)(request)
@@ -174,6 +183,18 @@ class DirectMessaging:
             response = self._objects.ConfirmMessageReceivedResponse()
         content: bytes = response.SerializeToString()
         return content
+
+    async def announced(self, asked: Any) -> Any:
+        """Announce messages of a relay in this process."""
+        return self._announced(asked, of_node=False)
+
+    async def pulled(self, asked: Any) -> Any:
+        """Return replies to a relay in this process, which does not disconnect while it waits."""
+        return await self._pulled(asked, False, HOLD[f"{RUNTIME}pull-messages"], asyncio.Event().wait)
+
+    async def exchanged(self, parts: Mapping[str, bytes], confirmed: Sequence[str]) -> dict[str, bytes]:
+        """Exchange parts with a relay in this process."""
+        return self._exchanged(parts, confirmed)
 
     def _announced(self, asked: Any, of_node: bool) -> Any:
         wanted, numbers, now = dict[str, None](), [], time.monotonic()
@@ -200,7 +221,7 @@ class DirectMessaging:
             message_ids=numbers, objects_to_push=list(wanted), session_id=session
         )
 
-    def _exchanged(self, parts: dict[str, bytes], confirmed: list[str]) -> bytes:
+    def _exchanged(self, parts: Mapping[str, bytes], confirmed: Sequence[str]) -> dict[str, bytes]:
         """Store the parts that came, return those that are asked for, forget messages that were fetched."""
         for name, content in parts.items():
             if content:
@@ -209,7 +230,7 @@ class DirectMessaging:
         found = {name: content for name, content in wanted.items() if content is not None}
         for number in confirmed:
             self._box.confirm(number, RELAY)
-        return pack(list(found), list(found.values()))
+        return found
 
     def _stored(self, asked: Any, sender: int) -> Any:
         readers = self._box.put(asked.object_id, asked.object_content, sender)
@@ -339,7 +360,7 @@ class BulkGrid:
                 trees.append(inflatable.get_object_tree(message))
                 heads.append(message_to_proto(remove_content_from_message(message)))
             asked = PushAppMessagesRequest(messages_list=heads, message_object_trees=trees)
-            said = self._grid._runtime_client.PushMessages(asked)
+            said = self._pushed(asked)
             self._exchange({name: parts[name].deflate() for name in said.objects_to_push})
         return list(said.message_ids)
 
@@ -352,7 +373,7 @@ class BulkGrid:
         from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
         from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-        said = self._grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=list(numbers)))
+        said = self._pulled(PullAppMessagesRequest(message_ids=list(numbers)))
         names = [part.object_id for tree in said.message_object_trees for part in iterate_object_tree(tree)]
         came = [head.metadata.message_id for head in said.messages_list]
         if not came:
@@ -386,6 +407,12 @@ class BulkGrid:
                 self._bulk = False
         return self._bulk
 
+    def _pushed(self, asked: Any) -> Any:
+        return self._grid._runtime_client.PushMessages(asked)
+
+    def _pulled(self, asked: Any) -> Any:
+        return self._grid._runtime_client.PullMessages(asked)
+
     def _exchange(self, parts: Mapping[str, bytes], confirmed: Sequence[str] = ()) -> dict[str, bytes]:
         from flwr.supercore.protobuf.client import ProtobufRequestContext
 
@@ -400,3 +427,23 @@ class BulkGrid:
 
         found: dict[str, bytes] = self._grid._retry_invoker.invoke(send)
         return found
+
+
+class NearGrid(BulkGrid):
+    """The same inside the SuperLink's process, in another thread than its event loop."""
+
+    def __init__(self, messaging: DirectMessaging, loop: asyncio.AbstractEventLoop) -> None:
+        self._messaging, self._loop, self._bulk = messaging, loop, True
+
+    def _pushed(self, asked: Any) -> Any:
+        return self._done(self._messaging.announced(asked))
+
+    def _pulled(self, asked: Any) -> Any:
+        return self._done(self._messaging.pulled(asked))
+
+    def _exchange(self, parts: Mapping[str, bytes], confirmed: Sequence[str] = ()) -> dict[str, bytes]:
+        found: dict[str, bytes] = self._done(self._messaging.exchanged(parts, confirmed))
+        return found
+
+    def _done(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.app import Context, RecordDict
 
-from farthing.deploy.flower.app import GUARD, PollSchedule, client, shorten_backoff
+from farthing.deploy.flower.lean_imports import leave_out_servers
+from farthing.deploy.messages.transport import call
 from farthing.deploy.processes import end_with_parent
 
 _AFTER_AN_ERROR = 2.0
@@ -29,6 +29,7 @@ _INTERVAL = "HEARTBEAT_DEFAULT_INTERVAL"
 
 def attend(address: str, authority: Path, key: Path, socket: str) -> None:
     """Answer messages as long as the connection lasts."""
+    leave_out_servers()
     from flwr.app import Message
     from flwr.supercore.inflatable.inflatable_object import (
         get_all_nested_objects,
@@ -37,6 +38,8 @@ def attend(address: str, authority: Path, key: Path, socket: str) -> None:
     )
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
     from flwr.supernode.fleet_http_connection import http_request_response
+
+    from farthing.deploy.flower.carrier import GUARD_SECONDS, PollSchedule, opened, shorten_backoff, wrapped
 
     shorten_backoff()
     _beat()
@@ -69,9 +72,9 @@ def attend(address: str, authority: Path, key: Path, socket: str) -> None:
             confirm(run, number)
             message: Any = inflate_object_from_contents(tree.object_id, contents)
             message.metadata.__dict__["_message_id"] = number
-            context = Context(run, node, {GUARD: socket}, RecordDict(), {})
             try:
-                reply: Message = client(message, context)
+                answer = call(socket, opened(message), seconds=GUARD_SECONDS)
+                reply: Message = Message(wrapped(answer), reply_to=message)
             except Exception as error:  # no guard, or no valid request: leave it unanswered
                 print(f"not answered: {type(error).__name__}", file=sys.stderr, flush=True)
                 continue
@@ -109,6 +112,8 @@ def _await(path: str) -> None:
 def apps(address: str, authority: Path, key: Path, socket: str) -> None:
     """Run Flower's own SuperNode, which runs the apps it is sent; it installs nothing for them."""
     from flwr.supernode.cli import flower_supernode
+
+    from farthing.deploy.flower.carrier import GUARD
 
     sys.argv = ["flower-supernode", "--superlink", address, "--root-certificates", str(authority)]
     sys.argv += ["--auth-supernode-private-key", str(key), "--node-config", f'{GUARD}="{socket}"']

@@ -1,9 +1,10 @@
 """Run Flower's processes on the coordinator's side, and a `Bridge` over them.
 
-These are a SuperLink (TLS, nodes known by their keys, its own database, access control), a SuperExec that
-runs our relay as a process of its own, and Flower's client, which registers nodes and starts the relay. A
-thread restarts any of them that ends: a SuperLink that was killed continues from its database. Nothing is
-installed, fetched or reported: telemetry and update checks are off.
+This is a SuperLink (TLS, nodes known by their keys, its own database, access control) with our relay in it.
+Where Flower is not of a version that this is known to work with, a SuperExec runs the relay as a process of
+its own, and Flower's client registers nodes and starts it. A thread restarts any of them that ends: a
+SuperLink that was killed continues from its database. Nothing is installed, fetched or reported: telemetry
+and update checks are off.
 
 Other accounts of this machine cannot start apps: the control interface asks for a key that is new for every
 coordinator and lies in a file readable by its own account only.
@@ -177,8 +178,8 @@ class SuperLink:
         self._key = secrets.token_hex(32)
         self._environment = environment(folder / "flower") | {KEY_FILE: str(folder / "control.key")}
         self._over = threading.Event()
-        self._link = Child(self._link_command(), folder / "superlink.log", self._environment)
-        self._executor: Child | None = None
+        self._link: Child | None = None
+        self._executor: Child | None = None  # where the SuperLink does not carry messages itself
         self.bridge: Bridge | None = None
         self._keeper: threading.Thread | None = None
         try:
@@ -191,14 +192,13 @@ class SuperLink:
         from farthing.deploy.messages.transport import Bridge  # not for parties, who need an `Address` only
 
         self._write_settings()
-        self._link.start()
         self.bridge = Bridge({})
-        with_bridge = {**self._environment, BRIDGE: str(self.bridge.path)}
-        self._executor = Child(self._executor_command(), self._folder / "superexec.log", with_bridge)
-        self._executor.start()  # it imports as long as the SuperLink does, and tries until that answers
-        self._await_link()
+        self._environment[BRIDGE] = str(self.bridge.path)
+        self._link = Child(self._link_command(), self._folder / "superlink.log", self._environment)
+        self._link.start()
+        self._await_link(self._link)
         self.bridge.reach(self._registered(nodes))
-        self._keeper = threading.Thread(target=self._keep, daemon=True)
+        self._keeper = threading.Thread(target=self._keep, args=(self._link,), daemon=True)
         self._keeper.start()
 
     def close(self) -> None:
@@ -274,15 +274,15 @@ class SuperLink:
 
     # --- starting and keeping alive
 
-    def _await_link(self) -> None:
+    def _await_link(self, link: Child) -> None:
         began = time.monotonic()
-        while not (self._link.running and self._answers()):
+        while not (link.running and self._answers()):
             waited = time.monotonic() - began
-            if waited > _UP or (waited > _FREE and not self._link.running):
+            if waited > _UP or (waited > _FREE and not link.running):
                 raise FarthingError(
                     f"Flower's SuperLink did not start at {self._place}: see {self._folder / 'superlink.log'}"
                 )
-            self._link.revive()
+            link.revive()
             time.sleep(_SOON)
 
     def _answers(self) -> bool:
@@ -337,15 +337,14 @@ class SuperLink:
                 )
         return {name: int(str(known[name][1])) for name in nodes}
 
-    def _keep(self) -> None:
-        """Restart processes that have ended."""
+    def _keep(self, link: Child) -> None:
+        """Restart processes that have ended, and the relay."""
         assert self.bridge is not None
-        assert self._executor is not None
         since, before = -math.inf, False  # when the last relay was started, and whether it connected
         while not self._over.wait(_LOOK if since > 0 else _SOON):
-            if self._link.revive():
+            if link.revive():
                 log.warning("the SuperLink had ended and was restarted")
-            if self._executor.revive():
+            if self._executor is not None and self._executor.revive():
                 log.warning("the SuperExec had ended and was restarted")
                 since = -math.inf
             here = self.bridge.connected
@@ -353,14 +352,23 @@ class SuperLink:
                 log.warning("the relay disconnected")
                 since = -math.inf
             before = here
-            if not here and time.monotonic() - since > _RELAY and self._ready():
+            if not here and time.monotonic() - since > _RELAY and self._ready(link):
                 said = self._ordered("run")
                 said = self._control("run", str(self._folder / "app")) if said is None else said
                 if said and said[-1].get("success"):
                     since = time.monotonic()
+                    self._execute(inside=bool(said[-1].get("inside")))
 
-    def _ready(self) -> bool:
+    def _execute(self, inside: bool) -> None:
+        """Run the relay as an app, unless the SuperLink carries messages itself."""
+        if not inside and self._executor is None:
+            self._executor = Child(
+                self._executor_command(), self._folder / "superexec.log", self._environment
+            )
+            self._executor.start()
+
+    def _ready(self, link: Child) -> bool:
         try:
-            return self._link.running and self._answers()
+            return link.running and self._answers()
         except FarthingError:
             return False
