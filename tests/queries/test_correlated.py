@@ -17,7 +17,7 @@ from farthing.errors import InvalidValue, Unsupported
 from farthing.noise.lattice import SeededStream, on_grid
 from farthing.queries import correlated
 from farthing.queries.bounds import ClipNorm
-from farthing.queries.correlated import BandedGaussian, BandedShare, Cyclic, coefficients, spread
+from farthing.queries.correlated import Balanced, BandedGaussian, BandedShare, Cyclic, coefficients, spread
 from farthing.queries.events import GaussianEvent, PoissonEvent, RepeatedEvent
 
 ROWS = ft.PerExample(lambda rows, w: rows[0] - w)
@@ -161,6 +161,72 @@ def test_a_process_that_takes_over_divides_anew_only_between_cycles(lost):
         when += [(record, turn // 3) for turn in turns for record in sampler.draw(60, stream, turn)]
     assert len(set(when)) == len(when)  # nobody twice in a cycle
     assert len(when) >= 60 * 2
+
+
+class Interrupted(SeededStream):
+    """A stream of which the next division or choice of turns is interrupted, where ``soon``."""
+
+    soon = False
+
+    def uniform_below(self, *args):
+        if self.soon:
+            self.soon = False
+            raise KeyboardInterrupt
+        return super().uniform_below(*args)
+
+    def poisson_indices(self, *args):
+        if self.soon:
+            self.soon = False
+            raise KeyboardInterrupt
+        return super().poisson_indices(*args)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_after_an_interrupted_draw_no_turns_of_an_earlier_pass_are_used_again(groups):
+    stream, sampler = Interrupted(11), Balanced(8, groups=groups).begin()
+    period = sampler.period
+    first = [sampler.draw(300, stream, turn) for turn in range(period)]
+    stream.soon = True
+    with pytest.raises(KeyboardInterrupt):
+        sampler.draw(300, stream, period)
+    rest = [len(sampler.draw(300, stream, turn)) for turn in range(period + 1, 2 * period)]
+    assert not any(rest)  # the turns of the second pass were never drawn, and those of the first are used up
+    later = [sampler.draw(300, stream, turn) for turn in range(2 * period, 3 * period)]
+    assert sorted(itertools.chain(*later)) == list(range(300))
+    assert any(not np.array_equal(*pair) for pair in zip(first, later, strict=True))
+
+
+@pytest.mark.parametrize("at", [0, 3, 5, 7])
+def test_after_an_interrupted_draw_a_record_has_one_chance_in_a_cycle(at):
+    stream, sampler, when = Interrupted(12), Cyclic(1 / 3, groups=3).begin(), {}
+    for turn in range(15):
+        stream.soon = turn == at
+        try:
+            drawn = sampler.draw(60, stream, turn)
+        except KeyboardInterrupt:
+            continue
+        for record in drawn:
+            when.setdefault(record, []).append(turn)
+    for taken in when.values():
+        assert all(later - earlier >= 3 for earlier, later in itertools.pairwise(taken))
+        assert len({turn // 3 for turn in taken}) == len(taken)
+
+
+def test_noise_whose_keeping_is_interrupted_is_lost_and_not_counted_as_that_of_another_turn():
+    class Stopped(deque):
+        def appendleft(self, noise):
+            raise KeyboardInterrupt
+
+    mechanism, bound, stream, size = BandedGaussian(1.0, 3), ClipNorm(1.0), SeededStream(6), 40_000
+    begun = mechanism.begin()
+    kept = [begun.release(np.zeros(size), bound, stream, turn) for turn in range(2)]
+    begun._history._kept = Stopped(begun._history._kept, maxlen=2)
+    with pytest.raises(KeyboardInterrupt):
+        begun.release(np.zeros(size), bound, stream, 2)
+    begun._history._kept = deque(begun._history._kept, maxlen=2)
+    after = begun.release(np.zeros(size), bound, stream, 3)
+    limit = 6 / math.sqrt(size) * spread(3, 0.5) ** 2
+    assert all(abs(float(after @ earlier) / size) < limit for earlier in kept)
 
 
 def test_lost_noise_begins_anew_without_the_old():

@@ -144,8 +144,8 @@ class _History:
         return self._kept
 
     def keep(self, turn: int, kind: Any, noise: Any) -> None:
+        self._kept.appendleft(noise)  # first: whoever is interrupted here has lost its history
         self._turn, self._kind = turn, kind
-        self._kept.appendleft(noise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,27 +276,35 @@ class _Groups:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last: int | None = None
+        self._whole = True  # whether the last draw was made to its end
         self._begins, self._members, self._places = 0, list[Integers](), _NOBODY
 
     def draw(self, sampler: "Cyclic | Balanced", records: int, stream: Stream, turn: int) -> Integers:
-        """Return who is drawn; nobody where a division into groups would begin within a cycle or pass."""
+        """Return who is drawn; nobody where a division into groups would begin within a cycle or pass.
+
+        After a draw that failed or was interrupted, groups and turns are drawn anew as after a turn that was
+        skipped: those of the pass before would be used twice.
+        """
         with self._lock:
             groups, last, period = sampler.groups, self._last, sampler.period
-            if last is None or turn != last + 1:
+            if last is None or turn != last + 1 or not self._whole:
                 first = turn if last is None else max(turn, last + groups)
                 self._begins, self._members = -(-first // period) * period, []
-            self._last = turn if last is None else max(turn, last)
-            if turn < self._begins:
-                return _NOBODY
-            if not self._members:
-                self._members = _divided(stream, records, groups)
-            members = self._members[turn % groups]
-            if isinstance(sampler, Cyclic):
-                return members[stream.poisson_indices(sampler.rate, len(members))]
-            if turn % period == 0:
-                self._places = stream.uniform_below(sampler.bins, records)
-            now: Integers = members[self._places[members] == turn % period // groups]
-            return now
+            self._last, self._whole = turn if last is None else max(turn, last), False
+            drawn = self._drawn(sampler, records, stream, turn) if turn >= self._begins else _NOBODY
+            self._whole = True
+            return drawn
+
+    def _drawn(self, sampler: "Cyclic | Balanced", records: int, stream: Stream, turn: int) -> Integers:
+        if not self._members:
+            self._members = _divided(stream, records, sampler.groups)
+        members = self._members[turn % sampler.groups]
+        if isinstance(sampler, Cyclic):
+            return members[stream.poisson_indices(sampler.rate, len(members))]
+        if turn % sampler.period == 0:
+            self._places = stream.uniform_below(sampler.bins, records)
+        now: Integers = members[self._places[members] == turn % sampler.period // sampler.groups]
+        return now
 
     def members(self, group: int) -> Integers:
         """Return the members of a group; nobody where the records are not divided yet."""
