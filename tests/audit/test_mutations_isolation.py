@@ -13,6 +13,7 @@ from farthing.queries.bounds import ClipNorm
 from farthing.torch.checks import independence, probe
 from farthing.torch.gradients import bookkeeping, isolation
 from farthing.torch.gradients.bookkeeping import Gradient
+from farthing.torch.gradients.plain import Makeup
 from farthing.torch.training.records import Examples
 
 WIDTH, CLIP = 4, 1e-3
@@ -99,7 +100,7 @@ def isolated():
         (x, y), model = data(), Before(function)
         other = torch.cat([-x[:1], x[1:]])
         gradient = Gradient(model, lambda out, y: out.sum(1) + 0 * y, route="vmap", physical_batch_size=6)
-        gradient._checked = model.training
+        gradient._checked = Makeup(model)
         sums = []
         try:
             for rows, chosen in ((x, slice(None)), (other, slice(None)), (x, np.arange(1, 24))):

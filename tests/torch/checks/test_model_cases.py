@@ -18,6 +18,7 @@ from farthing.torch.checks.independence import calm, gradient
 from farthing.torch.checks.probe import Calm
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.clipping import plain_sum
+from farthing.torch.gradients.plain import Makeup
 from farthing.torch.gradients.tape import one
 from farthing.torch.training.records import Examples
 
@@ -76,7 +77,7 @@ def summed(model, case, inputs, targets, route="fast", chosen=EVERYBODY, clip=No
     bound = ClipNorm(0.7 * float(rows.norm(dim=1).median()) if clip is None else clip)
     found.check(inputs, targets)
     with calm(model, list):
-        found._checked = model.training
+        found._checked = Makeup(model)
         total = found.bounded_sum(examples(inputs, targets).take(chosen), None, bound)
     return total, None if rows is None else plain_sum(rows, bound)
 

@@ -186,6 +186,60 @@ def test_a_change_of_mode_is_checked_again():
         gradient.bounded_sum(batch, None, ClipNorm(1.0))
 
 
+class Moody(nn.Module):
+    """A part that centres its batch in training mode."""
+
+    def forward(self, x):
+        return x - x.mean(0) if self.training else x
+
+
+def mixing(module, args, out):
+    return out - out.mean(0)
+
+
+def keeping(module, args, out):
+    module.last = args[0].detach()
+
+
+CHANGES = {
+    "frozen batch norms after train()": lambda model: model.train(),
+    "a part in training mode": lambda model: model[1].train(),
+    "a hook that mixes": lambda model: model[0].register_forward_hook(mixing),
+    "a hook that keeps": lambda model: model[0].register_forward_hook(keeping),
+    "another part": lambda model: model.__setitem__(1, nn.BatchNorm1d(4, affine=False)),
+    "fewer parameters": lambda model: model[0].bias.requires_grad_(False),
+    "another parameter": lambda model: model.register_parameter("more", nn.Parameter(torch.zeros(2))),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("part", [lambda: nn.BatchNorm1d(4, affine=False), Moody])
+def test_a_model_that_is_changed_since_is_checked_again(change, part):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), part(), nn.Linear(4, 3)).train()
+    model[1].eval()  # a frozen part in a model that is in training mode
+    gradient = Gradient(model, losses)
+    batch = Examples((torch.randn(6, 4), torch.randint(0, 3, (6,)))).take(slice(None))
+    gradient.bounded_sum(batch, None, ClipNorm(1.0))
+    CHANGES[change](model)
+    with pytest.raises(Unsupported, match=r"mixes examples|keep something|other parameters") as refused:
+        gradient.bounded_sum(batch, None, ClipNorm(1.0))
+    assert refused.value.public  # no record decides
+
+
+def test_an_evaluation_between_steps_does_not_thaw_a_frozen_batch_norm_unseen():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).train()
+    model[1].eval()
+    data = torch.randn(400, 4), torch.randint(0, 3, (400,))
+    training = ft.torch.train(model, losses, data, epsilon=2.0, delta=1e-5, steps=3, sampling_rate=0.5)
+    next(training)
+    model.eval()
+    model.train()  # as people write it around an evaluation
+    with pytest.raises(Unsupported, match="BatchNorm1d"):
+        next(training)
+
+
 def test_weights_used_past_their_module_pass_by_vmap():
     model = Reused()
     found = Gradient(model, losses, route="vmap").bounded_sum(
@@ -345,13 +399,32 @@ class Crowded(nn.Module):
         return self.last(hidden - hidden.mean(0) if len(x) > self.most else hidden)
 
 
+class Pulled(torch.autograd.Function):
+    """The identity, whose backward pass mixes examples where more than so many come together."""
+
+    @staticmethod
+    def forward(ctx, x, most):
+        ctx.most = most
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad + 10 * grad.sum(0) if len(grad) > ctx.most else grad, None
+
+
+class Pulling(Crowded):
+    def forward(self, x):
+        return self.last(Pulled.apply(self.first(x), self.most))
+
+
+@pytest.mark.parametrize("kind", [Crowded, Pulling])
 @pytest.mark.parametrize(("most", "refused"), [(60, True), (250, True), (300, False)])
-def test_a_model_that_mixes_in_the_batches_of_its_training_only_is_refused(most, refused):
+def test_a_model_that_mixes_in_the_batches_of_its_training_only_is_refused(kind, most, refused):
     data = torch.randn(300, 3), torch.randint(2, (300,))
     ledger = ft.Ledger(ft.Budget(1.0, 1e-5))
 
     def begin():
-        return ft.torch.train(Crowded(most), nn.CrossEntropyLoss(reduction="none"), data, ledger, steps=2)
+        return ft.torch.train(kind(most), nn.CrossEntropyLoss(reduction="none"), data, ledger, steps=2)
 
     if not refused:  # 300 never come together
         begin()

@@ -14,6 +14,7 @@ from farthing.errors import InvalidValue, Unsupported
 from farthing.queries.bounds import ClipNorm
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.clipping import plain_sum
+from farthing.torch.gradients.plain import Makeup
 from farthing.torch.methods.dpagd import dpagd
 from farthing.torch.training.records import Examples
 
@@ -82,7 +83,7 @@ def moved(model, loss=losses, route="vmap", checked=True, **how):
     """|sum(D) - sum(D minus one)| over the clip, on the same randomness; perhaps without the check."""
     x, y = data()
     gradient = Gradient(model, loss, route=route, **how)
-    gradient._checked = None if checked else model.training
+    gradient._checked = None if checked else Makeup(model)
     sums = []
     for chosen in (slice(None), np.arange(1, len(y))):
         with torch.random.fork_rng():

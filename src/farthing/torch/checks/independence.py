@@ -6,7 +6,8 @@ Two questions are asked of per-example gradients, by what is going to sum them:
   times as large, negative, tiny, whole numbers far out), on the same seed: the gradients of those that stay
   must stay. Exchanged are those whose place has a 1 (then a 0) in its k-th binary digit, for every k: any two
   places differ in some digit, so that every place is seen to move no other one. In a batch of the size that
-  training expects, every other example is exchanged, and losses must stay.
+  training expects, every other example is exchanged, and losses must stay, and the sum of the gradients of
+  those that stay.
 * *Sizes.* In batches of 1 to 40 an example's loss and gradient must be those of the example alone, without
   random numbers (`Calm`), in training mode where that is the model's.
 
@@ -49,6 +50,7 @@ _LARGE = 1e11  # multiply-adds of an example, beyond which a CPU is given one at
 _CALLS = 4000  # of modules, likewise
 _ROWS = 2**23  # numbers in the gradients of a batch
 _UNMOVED = 1e-4  # relative: exchanged examples change no shape, so that hardly a digit may move
+_PULLED = 1e-3  # relative: of a gradient that is added up over a batch
 _SPOILT = Ranges(Range(math.nan))
 _WIDE = 30.0  # the largest inputs for comparisons between sizes, which round in different ways
 
@@ -211,7 +213,8 @@ class Company:
                 raise Unsupported(_STATE)
             for away in _patterns(size, digits):
                 mixed = tuple(_exchanged(one, other, away) for one, other in zip(batch, others, strict=True))
-                if not unmoved(base[~away], self._seen(mixed, size, seed)[~away]):
+                same = unmoved(base[~away], self._seen(mixed, size, seed)[~away])
+                if not same or (size > self.effort.rows and self._pulled(batch, mixed, ~away, seed)):
                     who = culprit(self.model, batch[0], mixed[0], ~away)
                     raise Mixed(f"{who} mixes examples: {MIXED}")
         except FarthingError:
@@ -227,6 +230,21 @@ class Company:
             if size <= self.effort.rows:
                 return self.rows(*batch)
             return losses(self.model, self.loss, *batch)[:, None]
+
+    def _pulled(self, batch: Any, mixed: Any, stay: Tensor, seed: int) -> bool:
+        """Return whether those that are exchanged move the gradient of the losses of those that stay.
+
+        Where gradients one by one are too many, this finds a backward pass that mixes examples. What others
+        make infinite says nothing, as 0 times it is no number.
+        """
+        found = []
+        for inputs, targets in (batch, mixed):
+            reseed(seed)
+            with self.wall:
+                found.append(gradient(self.model, self.loss, inputs, targets, stay))
+        one, other = (torch.cat([real(part).flatten().double() for part in parts]) for parts in found)
+        finite = bool(one.isfinite().all() and other.isfinite().all())
+        return finite and float((one - other).norm()) > _PULLED * float(one.norm()) + 1e-9
 
     def _gradient(self, inputs: Any, targets: Any) -> list[Tensor]:
         """Return an example's gradient by ordinary autograd, as short as those that it is compared with."""
@@ -333,11 +351,11 @@ def losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
     return found.float()
 
 
-def gradient(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> list[Tensor]:
-    """Return the gradient of one example by ordinary autograd."""
+def gradient(model: nn.Module, loss: Loss, inputs: Any, targets: Any, of: Any = slice(None)) -> list[Tensor]:
+    """Return the gradient of one example by ordinary autograd, or that of some of a batch together."""
     trained = [p for p in model.parameters() if p.requires_grad]
     with torch.enable_grad():
-        value = loss(call(model, inputs), targets).float().sum()
+        value = loss(call(model, inputs), targets).float()[of].sum()
         if not value.requires_grad:
             return [torch.zeros_like(p) for p in trained]
         found = torch.autograd.grad(value, trained, allow_unused=True)

@@ -32,7 +32,7 @@ from farthing.torch.gradients.isolation import Isolation
 from farthing.torch.gradients.layers import most_positions, rules_of
 from farthing.torch.gradients.layout import Layout, Sketch
 from farthing.torch.gradients.mlp import Stack
-from farthing.torch.gradients.plain import Plain, bare, without_cudnn
+from farthing.torch.gradients.plain import Makeup, Plain, bare, without_cudnn
 from farthing.torch.gradients.tape import Passes, TapePlan, one_thread, record_losses, reseed, ungrouped
 from farthing.torch.gradients.terms import Route, RowTerms, Term, fastest
 from farthing.torch.kernels import totals
@@ -144,7 +144,7 @@ class Gradient:
         self._first = next(p for p in model.parameters() if p.requires_grad)
         self._passes: Passes | None = None
         self._stack: Stack | None = None
-        self._checked: bool | None = None
+        self._checked: Makeup | None = None
         self._wall: Wall | None = None
         self._last: tuple[Any, ClipRule] | None = None  # the last bound that was found to fit, and its rule
         ends = (*self.layout.offsets[1:], self.layout.size)
@@ -183,7 +183,7 @@ class Gradient:
     def _summed(self, batch: Any, bound: Any) -> Tensor:
         rule, parts = self._rule(bound), totals.Parts()
         total: Tensor | None = None
-        if self._checked is not self.model.training:
+        if self._checked is None or not self._checked.holds(self.model):
             for inputs, targets, weights in batch.physical_batches(1):
                 self._checked_publicly(inputs, targets, weights)
                 break
@@ -276,7 +276,7 @@ class Gradient:
 
         Only shapes and dtypes of what is given are used. Runs by itself with the first batch.
         """
-        refuse_known(self.model)
+        refuse_known(self.model, self.layout)
         if self._example is not None:
             source = Source(*self._example, public=True)
         elif weights is not None and weights.ndim == 2:
@@ -321,7 +321,7 @@ class Gradient:
                 else:
                     kept = self._leftovers(self.rows, source)
                     verify_isolated(self.isolation, self.model, self.loss, source, self.rows, kept, alike)
-            self._passes, self._checked = passes, self.model.training
+            self._passes, self._checked = passes, Makeup(self.model)
             self._stack = self._stacked(source)
             wall.accept()
         self._wall = Wall(self.model, self.loss)

@@ -49,6 +49,37 @@ def bare(model: nn.Module) -> nn.Module:
             return model
 
 
+class Makeup:
+    """What a model was made of when it was checked: its modules, their modes and hooks, what is trained.
+
+    A check speaks of the model as it was then. A part that is put into training mode since (as ``train()``
+    does to frozen batch norms), another module or a new hook may mix examples, or keep them.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parts = list(_parts(model))
+
+    def holds(self, model: nn.Module) -> bool:
+        """Return whether the model is still made of the same."""
+        found = list(_parts(model))
+        return len(found) == len(self._parts) and all(a is b for a, b in zip(found, self._parts, strict=True))
+
+
+def _parts(model: nn.Module) -> Iterator[Any]:
+    """Yield objects that are the same ones as long as nothing is changed."""
+    for module in model.modules():
+        yield module
+        yield module.training
+        for hooks in (getattr(module, name) for name in _HOOKS):
+            yield from hooks.values()
+        for p in module._parameters.values():
+            if p is not None:
+                yield p.requires_grad
+                yield p.dtype
+    for name in _HOOKS:
+        yield from getattr(torch.nn.modules.module, f"_global{name}").values()
+
+
 class Plain:
     """What is put aside while a model's gradients are summed: a context that may be entered again inside."""
 
@@ -201,5 +232,6 @@ def _say() -> None:
     )
 
 
+_HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
 _NAMES = "CheckpointFunction", "_checkpoint_without_reentrant_generator"  # what torch's checkpoint looks up
 _OWN = [getattr(checkpoint, name) for name in _NAMES]
