@@ -42,6 +42,13 @@ def test_one_record_moves_a_sum_by_one_at_most(size):
             assert np.linalg.norm(other - base) <= bound.sensitivity(ft.Adjacency.REPLACE_ONE) + 1e-9
 
 
+@pytest.mark.parametrize("size", [1e-163, 1e-162, 1e-161, 1e-158, 1e-150, 1e-130])
+def test_a_map_whose_squares_vanish_moves_a_sum_by_one_at_most(size):
+    features = torch.full((1, 10, 100), 1.5 * size, dtype=torch.float64)
+    features[0, 0, 0] = 2.3 * size  # the only one whose square is above 0
+    assert np.linalg.norm(sum_of(_Mean(), features, ClipNorm(1.0))) <= 1 + 1e-9
+
+
 @pytest.mark.parametrize("strange", [torch.nan, torch.inf, 0.0])
 def test_a_map_that_is_not_finite_counts_as_nothing(strange):
     features = maps(10)

@@ -179,6 +179,7 @@ def _low_pass(size: list[int], scales: int) -> Tensor:
 
 POWER, RIDGE = 0.7, 0.1  # chosen on Fashion-MNIST: how far to white, and the share of mean variance added
 _BLOCK = 500  # examples at a time
+_SHORTEST = 2.0**-480  # of feature maps: squares of shorter ones vanish, and their norms come out too small
 _NORM, _OUTER = ClipNorm(1.0), ClipOuter(1.0)
 
 
@@ -282,10 +283,10 @@ class _Moments:
 
 
 def _unit(features: Tensor) -> Tensor:
-    """Feature maps (…, channels, places) of norm 1; what is not finite, or nothing, counts as nothing."""
+    """Feature maps (…, channels, places) of norm 1; what is not finite, or too short, counts as nothing."""
     rows = features.flatten(2).double()
     norms = rows.flatten(1).norm(dim=1)
-    good = torch.isfinite(norms) & (norms > 0)
+    good = torch.isfinite(norms) & (norms >= _SHORTEST)
     safe = torch.where(good, norms, 1.0)[:, None, None]
     return torch.where(good[:, None, None], rows, 0.0) / safe
 

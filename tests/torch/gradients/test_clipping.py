@@ -14,7 +14,7 @@ from farthing.queries.mechanisms import Gaussian
 from farthing.queries.query import Query
 from farthing.queries.samplers import Everyone
 from farthing.torch.gradients.bookkeeping import Gradient
-from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers, plain_sum
+from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers, ClipRule, plain_sum
 from farthing.torch.training.records import Examples
 
 ROWS = torch.randn(40, 10, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 40)[:, None]
@@ -108,6 +108,40 @@ def test_clips_that_float32_cannot_keep_are_refused(bound):
     gradient = Gradient(torch.nn.Linear(1, 1, bias=False), lambda outputs, targets: outputs[:, 0])
     with pytest.raises(InvalidValue, match="float32"):
         gradient.zero(None, None, bound)
+
+
+class Normalised(ClipRule):
+    """Every gradient has one length, however short it was."""
+
+    largest_norm = 1.0
+
+    def factors(self, norms, clip):
+        return clip / norms
+
+
+class HalfClipped(ClipRule):
+    """Gradients up to twice the norm that is promised."""
+
+    largest_norm = 1.0
+
+    def factors(self, norms, clip):
+        return 2 * clip / norms.clamp_min(2 * clip)  # 1 up to a norm of 2
+
+
+@pytest.mark.parametrize("rule", [Automatic(1.0, 1e-25), Automatic(3.0, 1e-30), Normalised(), HalfClipped()])
+@pytest.mark.parametrize("route", ["fast", "vmap"])
+def test_rules_that_leave_a_gradient_longer_than_they_promise_are_refused(rule, route):
+    gradient = Gradient(torch.nn.Linear(3000, 1, bias=False), lambda outputs, _: outputs[:, 0], route=route)
+    with pytest.raises(InvalidValue, match="promises a largest norm"):
+        gradient.zero(None, None, rule)
+
+
+@pytest.mark.parametrize("route", ["fast", "vmap"])
+@pytest.mark.parametrize("size", [1e-24, 2e-23, 1e-21, 1e-16, 1e-12, 1e-9])
+def test_the_least_gamma_holds(route, size):
+    gradient = Gradient(torch.nn.Linear(4096, 1, bias=False), lambda outputs, _: outputs[:, 0], route=route)
+    batch = Examples((torch.full((1, 4096), size), torch.zeros(1))).take(slice(None))
+    assert gradient.bounded_sum(batch, None, Automatic(1.0, 4e-12)).double().norm() <= 1 + 2**-10
 
 
 @pytest.mark.parametrize("route", ["fast", "vmap"])

@@ -32,6 +32,8 @@ _SMALLEST = (
     2.0**-43
 )  # of clips: 2³⁰ squares below 2⁻¹²⁶, which vanish in float32, add up to 2⁻¹⁰ of its square
 _LEAST, _MOST = 2.0**-90, 2.0**90  # of clips times scales: sums of 2³⁰ neither vanish nor overflow
+_LOST = 2.0**-48  # of a norm: the root of 2³⁰ squares of 2⁻¹²⁶, which vanish in float32
+_PROMISED = 1 + 2.0**-10
 
 
 class ClipRule(ABC):
@@ -268,7 +270,7 @@ class Automatic(ClipRule):
     clip_norm : float, default 1.0
         The norm that no gradient exceeds. It only sets the units: the learning rate can take it up.
     gamma : float, default 0.01
-        How short a gradient must be to stay short, above 0.
+        How short a gradient must be to stay short, from 4e-12.
 
     Notes
     -----
@@ -456,7 +458,28 @@ def checked(bound: Any, size: int, starts: tuple[int, ...]) -> ClipRule:
     smallest = min(getattr(rule, "clip_norms", (norm,)))
     if not (smallest >= _SMALLEST and _LEAST <= norm * least <= norm * most <= _MOST):
         raise InvalidValue(f"float32 gradients have norms from {_SMALLEST:.1g} to {_MOST:.1g}: not {bound!r}")
+    if rule.softening != 0 and not (rule.by_layer or rule.by_coordinate):
+        _refuse_longer(rule)
     return rule
+
+
+def _refuse_longer(rule: ClipRule) -> None:
+    """Refuse factors that leave some gradient longer than promised, with what its computed norm may lack.
+
+    A gradient of 2³⁰ numbers whose squares vanish in float32 has the norm 2⁻⁴⁸ and is taken for zero: factors
+    without an upper limit (clip / norm) would make it as long as any.
+    """
+    norms = torch.cat([torch.zeros(1), torch.logspace(-126, 126, 1009, base=2.0, dtype=torch.float32)])
+    longest = rule.factors(norms, rule.live_clip(norms.device)).double() * (norms.double() + _LOST)
+    broken = longest.abs() > rule.largest_norm * _PROMISED
+    if bool(broken.any()):
+        place = int(broken.nonzero()[0])
+        raise InvalidValue(
+            f"{rule!r} promises a largest norm of {rule.largest_norm:g} and makes a gradient whose norm is "
+            f"computed as {float(norms[place]):.3g} up to {float(longest[place].abs()):.3g} long: keep factors "
+            "times norms within it, and factors of norms near 0 below 2^38 times it (gamma of clip / (norm + "
+            "gamma) from 4e-12)"
+        )
 
 
 def plain_sum(rows: Tensor, bound: Any, present: Tensor | None = None) -> Tensor:
