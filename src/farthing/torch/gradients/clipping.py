@@ -475,8 +475,8 @@ def _refuse_longer(rule: ClipRule) -> None:
     if bool(broken.any()):
         place = int(broken.nonzero()[0])
         raise InvalidValue(
-            f"{rule!r} promises a largest norm of {rule.largest_norm:g} and makes a gradient whose norm is "
-            f"computed as {float(norms[place]):.3g} up to {float(longest[place].abs()):.3g} long: keep factors "
+            f"{rule!r} promises a largest norm of {rule.largest_norm:g}, but a gradient with a computed norm "
+            f"of {float(norms[place]):.3g} may come out {float(longest[place].abs()):.3g} long: keep factors "
             "times norms within it, and factors of norms near 0 below 2^38 times it (gamma of clip / (norm + "
             "gamma) from 4e-12)"
         )
