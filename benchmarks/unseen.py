@@ -273,7 +273,9 @@ def _routes(gradient: Any) -> str:
 def by_turns(steps: dict[str, Step], seconds: float, device: torch.device) -> dict[str, list[float]]:
     """Time all steps block by block, a good many times."""
     once = {method: block(step, 1, device) for method, step in steps.items()}
-    rounds = 9 if device.type == "cuda" else 7
+    rounds = 9
+    if device.type != "cuda":  # one step each, as many rounds as there is time for
+        rounds = max(7, min(101, int(1e3 * seconds / sum(once.values()))))
     counts = {method: max(1, int(1e3 * seconds / rounds / took)) for method, took in once.items()}
     found: dict[str, list[float]] = {method: [] for method in steps}
     for _ in range(rounds):

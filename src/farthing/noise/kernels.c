@@ -976,3 +976,276 @@ i64 layer_sums(const float *restrict x, const float *restrict delta, i64 n, i64 
     }
     return 0;
 }
+
+/* squares[b] = |sum over t of e(ids[b, t]) x v[b, t]|^2, for ids [n, positions] and v [n, positions, width]: rows of one
+   table that were looked up together are added up first. `room` holds positions * width doubles. */
+i64 lookup_squares(const i64 *restrict ids, const float *restrict v, i64 n, i64 positions, i64 width,
+                   double *restrict room, double *restrict squares)
+{
+    for (i64 b = 0; b < n; b++, ids += positions) {
+        double square = 0;
+        for (i64 t = 0; t < positions; t++, v += width) {
+            i64 first = 0;
+            while (ids[first] != ids[t])
+                first++;
+            double *restrict to = room + first * width;
+            if (first == t)
+                for (i64 j = 0; j < width; j++)
+                    to[j] = v[j];
+            else
+                for (i64 j = 0; j < width; j++)
+                    to[j] += v[j];
+        }
+        for (i64 t = 0; t < positions; t++) {
+            i64 first = 0;
+            while (ids[first] != ids[t])
+                first++;
+            if (first < t)
+                continue;
+            const double *restrict from = room + t * width;
+            wide sum = {0};
+            i64 j = 0;
+            for (; j + WIDTH <= width; j += WIDTH) {
+                wide a;
+                memcpy(&a, from + j, sizeof a);
+                sum += a * a;
+            }
+            for (; j < width; j++)
+                square += from[j] * from[j];
+            square += across(sum);
+        }
+        squares[b] = square;
+    }
+    return 0;
+}
+
+/* ---- All steps of an LSTM: gates by unit, so that a step's products end in registers where its gates begin ---- */
+
+#if defined(__AVX512F__)
+#define CREW 6 /* records at a time: their sums stay in registers */
+#else
+#define CREW 2
+#endif
+#define GATES 4
+typedef int32_t whole __attribute__((vector_size(4 * LANE)));
+
+static inline lane picked(whole mask, lane yes, lane no) { return (lane)((mask & (whole)yes) | (~mask & (whole)no)); }
+
+static inline lane part_lane(const float *from, i64 left)
+{
+    lane value = {0};
+    memcpy(&value, from, left < LANE ? (left > 0 ? 4 * left : 0) : (i64)sizeof(lane));
+    return value;
+}
+
+static inline void put_lane(float *to, lane value, i64 left)
+{
+    memcpy(to, &value, left < LANE ? (left > 0 ? 4 * left : 0) : (i64)sizeof(lane));
+}
+
+/* e^x to 2 units in the last place, for x cut to [-87, 88]; NaN for NaN (Cephes, expf). */
+static inline lane exponential(lane x)
+{
+    x = picked(x > 88.0f, (lane){0} + 88.0f, x);
+    x = picked(x < -87.0f, (lane){0} - 87.0f, x);
+    lane near = x * 1.44269504f + 12582912.0f, n = near - 12582912.0f;
+    whole power = ((whole)near - 0x4b400000 + 127) << 23;
+    x -= n * 0.693359375f;
+    x += n * 2.12194440e-4f;
+    lane sum = x * 1.9875691500e-4f + 1.3981999507e-3f;
+    sum = sum * x + 8.3334519073e-3f;
+    sum = sum * x + 4.1665795894e-2f;
+    sum = sum * x + 1.6666665459e-1f;
+    sum = sum * x + 5.0000001201e-1f;
+    return (sum * x * x + x + 1.0f) * (lane)power;
+}
+
+static inline lane logistic(lane x) { return 1.0f / (1.0f + exponential(-x)); }
+
+/* tanh x: of small x by its series, so that it keeps its digits (Cephes, tanhf). */
+static inline lane hyperbolic(lane x)
+{
+    lane square = x * x, sum = square * -5.70498872745e-3f + 2.06390887954e-2f;
+    sum = sum * square - 5.37397155531e-2f;
+    sum = sum * square + 1.33314422036e-1f;
+    sum = sum * square - 3.33332819422e-1f;
+    return picked(square < 0.390625f, sum * square * x + x, 1.0f - 2.0f / (exponential(x + x) + 1.0f));
+}
+
+/* sum[r][g] += Σ_k a[r, k] panel[k, g], for rows of `a` that are `pitch` apart. */
+static inline __attribute__((always_inline)) void multiply(const float *restrict a, i64 pitch,
+                                                           const float *restrict panel, i64 depth,
+                                                           lane sum[CREW][GATES], const int rows)
+{
+    lane own[CREW][GATES]; /* of this function alone, so that compilers leave it in registers */
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int g = 0; g < GATES; g++)
+            own[r][g] = sum[r][g];
+    for (i64 k = 0; k < depth; k++) {
+        lane weight[GATES];
+#pragma GCC unroll 8
+        for (int g = 0; g < GATES; g++)
+            memcpy(&weight[g], panel + (k * GATES + g) * LANE, sizeof(lane));
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+            for (int g = 0; g < GATES; g++)
+                own[r][g] += weight[g] * a[r * pitch + k];
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int g = 0; g < GATES; g++)
+            sum[r][g] = own[r][g];
+}
+
+typedef struct {
+    const float *x, *bias, *other, *panel, *before, *cell;
+    float *gates, *cells, *tanhs, *states;
+    i64 steps, depth, first, width, unit; /* `first` floats lie between two records of the states before */
+} step_of;
+
+/* A step of some records, and of the units of one lane. */
+static inline __attribute__((always_inline)) void lstm_crew(const step_of *s, const int rows)
+{
+    const i64 width = s->width, left = width - s->unit, apart = s->steps * width;
+    lane sum[CREW][GATES];
+    for (int g = 0; g < GATES; g++) {
+        lane start = s->bias ? part_lane(s->bias + g * width, left) : (lane){0};
+        if (s->other)
+            start += part_lane(s->other + g * width, left);
+        for (int r = 0; r < rows; r++)
+            sum[r][g] = start;
+    }
+    multiply(s->x, s->steps * s->depth, s->panel, s->depth, sum, rows);
+    multiply(s->before, s->first, s->panel + s->depth * GATES * LANE, width, sum, rows);
+    for (int r = 0; r < rows; r++) {
+        lane in = logistic(sum[r][0]), keep = logistic(sum[r][1]), new = hyperbolic(sum[r][2]);
+        lane out = logistic(sum[r][3]);
+        lane cell = keep * part_lane(s->cell + r * s->first, left) + in * new, curved = hyperbolic(cell);
+        float *to = s->gates + r * apart * GATES;
+        put_lane(to, in, left);
+        put_lane(to + width, keep, left);
+        put_lane(to + 2 * width, new, left);
+        put_lane(to + 3 * width, out, left);
+        put_lane(s->cells + r * apart, cell, left);
+        put_lane(s->tanhs + r * apart, curved, left);
+        put_lane(s->states + r * apart, out * curved, left);
+    }
+}
+
+/* States, cells and their tanh [records, steps, width], and gates [records, steps, 4 width], of an LSTM over
+   x [records, steps, depth], from h and c [records, width]; weights `input` [4 width, depth] and `weight`
+   [4 width, width], biases [4 width] or nothing. `room` holds 4 (depth + width) * (width rounded up to 16) floats. */
+i64 lstm_forward(const float *x, const float *h, const float *c, const float *restrict input,
+                 const float *restrict weight, const float *bias, const float *other, i64 records, i64 steps, i64 depth,
+                 i64 width, float *restrict room, float *gates, float *cells, float *tanhs, float *states)
+{
+    const i64 panels = (width + LANE - 1) / LANE, apart = steps * width, all = depth + width;
+    memset(room, 0, panels * all * GATES * LANE * sizeof(float));
+    for (i64 g = 0; g < GATES; g++)
+        for (i64 j = 0; j < width; j++) {
+            float *to = room + (j / LANE * all * GATES + g) * LANE + j % LANE;
+            for (i64 k = 0; k < depth; k++)
+                to[k * GATES * LANE] = input[(g * width + j) * depth + k];
+            for (i64 k = 0; k < width; k++)
+                to[(depth + k) * GATES * LANE] = weight[(g * width + j) * width + k];
+        }
+    for (i64 t = 0; t < steps; t++)
+        for (i64 p = 0; p < panels; p++) {
+            const i64 unit = p * LANE, first = t ? apart : width;
+            const float *before = t ? states + (t - 1) * width : h, *cell = t ? cells + (t - 1) * width : c;
+            i64 r = 0;
+#define SOME(COUNT)                                                                                           \
+    for (; r + COUNT <= records; r += COUNT) {                                                                \
+        const i64 at = r * apart + t * width + unit;                                                          \
+        step_of now = {x + (r * steps + t) * depth, bias ? bias + unit : 0, other ? other + unit : 0,          \
+                       room + unit * GATES * all, before + r * first, cell + r * first + unit,                 \
+                       gates + (r * steps + t) * GATES * width + unit, cells + at, tanhs + at, states + at,    \
+                       steps, depth, first, width, unit};                                                     \
+        lstm_crew(&now, COUNT);                                                                               \
+    }
+            SOME(CREW);
+            SOME(1);
+#undef SOME
+        }
+    return 0;
+}
+
+/* to[r, :] = sum over k of found[r, k] weight[k, :], of some records and four lanes of columns, of which `left` exist. */
+static inline __attribute__((always_inline)) void back_crew(const float *restrict found, i64 pitch,
+                                                            const float *restrict panel, i64 depth, float *restrict to,
+                                                            i64 apart, i64 left, const int rows)
+{
+    lane sum[CREW][GATES];
+    for (int r = 0; r < rows; r++)
+        for (int g = 0; g < GATES; g++)
+            sum[r][g] = (lane){0};
+    multiply(found, pitch, panel, depth, sum, rows);
+    for (int r = 0; r < rows; r++)
+        for (int g = 0; g < GATES; g++)
+            put_lane(to + r * apart + g * LANE, sum[r][g], left - g * LANE);
+}
+
+/* The same for all records and columns; rows of `found` are `pitch` apart, those of `to` `apart`. */
+static void back(const float *found, i64 pitch, const float *panels, i64 depth, float *to, i64 apart, i64 columns,
+                 i64 records)
+{
+    for (i64 p = 0; p < columns; p += GATES * LANE) {
+        i64 r = 0;
+        for (; r + CREW <= records; r += CREW)
+            back_crew(found + r * pitch, pitch, panels + p * depth, depth, to + r * apart + p, apart, columns - p, CREW);
+        for (; r < records; r++)
+            back_crew(found + r * pitch, pitch, panels + p * depth, depth, to + r * apart + p, apart, columns - p, 1);
+    }
+}
+
+/* weight [depth, columns] in panels of four lanes of columns, the last one filled up with zeros; returns their end. */
+static float *in_panels(const float *restrict weight, i64 depth, i64 columns, float *restrict room)
+{
+    for (i64 p = 0; p < columns; p += GATES * LANE)
+        for (i64 k = 0; k < depth; k++)
+            for (i64 j = 0; j < GATES * LANE; j++)
+                *room++ = p + j < columns ? weight[k * columns + p + j] : 0;
+    return room;
+}
+
+/* Gradients of the gates' input, in place of the gates [records, steps, 4 width], and of x (`dx`, or nothing), from
+   those of all states (`deltas`) and of the last cell (in c, which ends as that of the first, `start`, as h does).
+   `room` holds 4 width * (width and depth, each rounded up to 64) floats. */
+i64 lstm_backward(const float *restrict deltas, const float *restrict cells, const float *restrict tanhs,
+                  const float *restrict start, const float *restrict input, const float *restrict weight, i64 records,
+                  i64 steps, i64 depth, i64 width, float *restrict room, float *restrict gates, float *restrict h,
+                  float *restrict c, float *restrict dx)
+{
+    const i64 pitch = steps * GATES * width;
+    const float *panels = in_panels(weight, GATES * width, width, room);
+    if (dx)
+        in_panels(input, GATES * width, depth, (float *)panels);
+    memset(h, 0, records * width * sizeof(float));
+    for (i64 t = steps - 1; t >= 0; t--) {
+        float *restrict now = gates + t * GATES * width;
+        for (i64 r = 0; r < records; r++) {
+            const i64 at = (r * steps + t) * width;
+            float *restrict in = now + r * pitch, *restrict keep = in + width, *restrict new = keep + width;
+            float *restrict out = new + width, *restrict dh = h + r * width, *restrict dc = c + r * width;
+            const float *restrict curved = tanhs + at, *restrict more = deltas + at;
+            const float *restrict before = t ? cells + at - width : start + r * width;
+            for (i64 j = 0; j < width; j++) {
+                const float state = dh[j] + more[j], o = out[j], i = in[j], f = keep[j], n = new[j], s = curved[j];
+                const float cell = dc[j] + state * o * (1 - s * s);
+                in[j] = cell * n * i * (1 - i);
+                keep[j] = cell * before[j] * f * (1 - f);
+                new[j] = cell * i * (1 - n * n);
+                out[j] = state * s * o * (1 - o);
+                dc[j] = cell * f;
+            }
+        }
+        back(now, pitch, room, GATES * width, h, width, width, records);
+        if (dx)
+            back(now, pitch, panels, GATES * width, dx + t * depth, steps * depth, depth, records);
+    }
+    return 0;
+}

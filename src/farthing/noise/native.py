@@ -86,6 +86,9 @@ _SIGNATURES = {
     "layer_sums": (_P, _P, _I, _I, _I, _D, _I, _P, _P),
     "add_parts": (_P, _I, _I, _I, _P, _P),
     **{f"clamped_outer_{kind}": _OUTER for kind in ("f8", "f4")},
+    "lookup_squares": (_P, _P, _I, _I, _I, _P, _P),
+    "lstm_forward": (*[_P] * 7, _I, _I, _I, _I, *[_P] * 5),
+    "lstm_backward": (*[_P] * 6, _I, _I, _I, _I, *[_P] * 5),
     "windows": (_P, _P, _P, _P, _I, _I, _I, _I, _I, _I, _I, _I, _I, _P, _P, _P),
 }
 

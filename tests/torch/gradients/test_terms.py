@@ -115,3 +115,20 @@ def test_a_large_product_is_made_some_rows_at_a_time(empty, monkeypatch):
     monkeypatch.setattr(totals, "_WIDE", 50)
     totals.add_product(u, v, out, empty=empty, examples=3)
     assert torch.allclose(out.double(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize(("positions", "width"), [(2, 1), (5, 3), (40, 17)])
+def test_norms_of_rows_that_are_looked_up_again_are_those_of_their_sums(
+    positions, width, kernels, monkeypatch
+):
+    if not kernels:
+        monkeypatch.setattr("farthing.torch.gradients.terms.compiled.available", lambda *_, **__: False)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(6, (7, positions), generator=generator)
+    v = torch.randn(7, positions, width, generator=generator)
+    table = torch.zeros(7, 6, width, dtype=torch.float64)
+    for example in range(7):
+        table[example].index_add_(0, ids[example], v[example].double())
+    found = Lookup(ids, Factor(v), 6).norms()
+    assert torch.allclose(found.double(), table.flatten(1).norm(dim=1), rtol=1e-5)

@@ -28,7 +28,7 @@ import functools
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -258,14 +258,16 @@ class Wall:
             plain = {id(part) for module in modules for part in _plain_parts(module, alone)}
             found = [holder for holder in found if id(holder) not in plain]
         self._holders = found
-        self._before: list[tuple[Any, Any]] = []
+        self._noted: list[_Noted | None] = [None] * len(found)
+        self._before: list[tuple[Any, _Noted]] = []
         self._copies: dict[int, tuple[Tensor, int, Tensor]] = {}
 
     def __enter__(self) -> "Wall":
-        self._before = [(holder, _shallow(holder)) for holder in self._holders]
+        now = [_noted(*pair) for pair in zip(self._holders, self._noted, strict=True)]
+        self._noted, self._before = [*now], list(zip(self._holders, now, strict=True))
         held = self._copies
         self._copies = {}
-        for tensor in self._tensors():
+        for tensor in (tensor for _, noted in self._before for tensor in noted.tensors if _small(tensor)):
             last = held.get(id(tensor))
             if last is None or last[0] is not tensor or last[1] != tensor._version:
                 last = tensor, tensor._version, tensor.detach().clone()
@@ -274,25 +276,55 @@ class Wall:
 
     def accept(self) -> None:
         """Let what is there now stay."""
-        self._before = []
-
-    def _tensors(self) -> Iterator[Tensor]:
-        """Plain tensors and buffers, which may be written in place."""
-        for _, content in self._before:
-            for value in content.values() if isinstance(content, dict) else content:
-                if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and _small(value):
-                    yield value
+        self._before, self._copies = [], {}
 
     def __exit__(self, *_: object) -> None:
-        for holder, content in self._before:
-            _restore(holder, content)
-        for tensor in self._tensors():
-            version, copy = self._copies[id(tensor)][1:]
+        for holder, noted in self._before:
+            if _ids(_held(holder)) != noted.ids:
+                _restore(holder, noted.content)
+        for tensor, version, copy in list(self._copies.values()):
             if tensor._version != version:
                 with torch.no_grad():
                     tensor.copy_(copy)
                 self._copies[id(tensor)] = tensor, tensor._version, copy
         self._before = []
+
+
+class _Noted(NamedTuple):
+    """What a holder held, the ids of it all, and the plain tensors and buffers among it."""
+
+    content: Any
+    ids: list[int]
+    tensors: list[Tensor]
+
+
+def _noted(holder: Any, last: _Noted | None) -> _Noted:
+    """Return what a holder holds: ``last`` where that is the same, whose parts live, so that ids tell."""
+    ids = _ids(_held(holder))
+    if last is not None and ids == last.ids:
+        return last
+    content = _shallow(holder)
+    values = content.values() if isinstance(content, dict) else content
+    plain = [v for v in values if isinstance(v, Tensor) and not isinstance(v, nn.Parameter)]
+    return _Noted(content, ids, plain)
+
+
+def _held(holder: Any) -> Any:
+    """Return what a holder holds, not copied."""
+    match holder:
+        case dict() | list() | deque() | set():
+            return holder
+        case types.CellType():
+            return _slots(holder)
+        case type():
+            return vars(holder)
+    return getattr(holder, "__dict__", {})
+
+
+def _ids(content: Any) -> list[int]:
+    if isinstance(content, dict | types.MappingProxyType):
+        return [*map(id, content), *map(id, content.values())]
+    return list(map(id, content))
 
 
 def _small(value: Tensor) -> bool:

@@ -25,6 +25,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from farthing.errors import Unsupported
 from farthing.torch.gradients.tape import Tape
 from farthing.torch.gradients.terms import Factor, Outer, summed
+from farthing.torch.kernels import steps
 
 
 def _hidden(h: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
@@ -37,11 +38,11 @@ class _Lstm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
         """x (steps, records, 4 · width): the gates' input; returns all states and the last cell."""
-        steps, records, width = len(x), len(h), h.shape[1]
-        gates, cells = torch.empty_like(x), x.new_empty(steps + 1, records, width)
+        count, records, width = len(x), len(h), h.shape[1]
+        gates, cells = torch.empty_like(x), x.new_empty(count + 1, records, width)
         tanhs, states = torch.empty_like(cells[1:]), torch.empty_like(cells[1:])
         cells[0] = c
-        for t in range(steps):
+        for t in range(count):
             now = _hidden(h, weight, bias, gates[t]).add_(x[t])
             now[:, : 2 * width].sigmoid_()
             now[:, 2 * width : 3 * width].tanh_()
@@ -80,11 +81,11 @@ class _Gru(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
         """x (steps, records, 3 · width); returns all states and the reset gates."""
-        steps, records, width = len(x), len(h), h.shape[1]
+        count, records, width = len(x), len(h), h.shape[1]
         gates, hidden = torch.empty_like(x), torch.empty_like(x)
-        states = x.new_empty(steps + 1, records, width)
+        states = x.new_empty(count + 1, records, width)
         states[0] = h
-        for t in range(steps):
+        for t in range(count):
             inner = _hidden(states[t], weight, bias, hidden[t])
             now = gates[t]
             torch.add(x[t, :, : 2 * width], inner[:, : 2 * width], out=now[:, : 2 * width]).sigmoid_()
@@ -169,6 +170,11 @@ def _sweep(
         tape.put(w_hh, lambda: Outer(hidden, Factor(tape.grouped(states, 0))))
         tape.put(b_hh, lambda: summed(hidden))
 
+    weights = steps.Weights(w_ih, w_hh, b_ih, b_hh)
+    if isinstance(module, nn.LSTM) and w_hr is None and steps.fits(x, weights):
+        out, c = steps.Lstm.apply(tape.plan.anchor, x, h, c, weights, then)  # type: ignore[no-untyped-call]
+        kept.append(out.detach())
+        return out, out[:, -1], c
     gates = tape.watch(F.linear(x, w_ih, b_ih), then)
     kind = gates.dtype
     if isinstance(module, nn.LSTM) and w_hr is None:

@@ -53,13 +53,14 @@ class Route(StrEnum):
 
 
 class Factor:
-    """A tensor (examples, positions, width) whose norms per example are computed once."""
+    """A tensor (examples, positions, width) whose norms and sums per example are computed once."""
 
-    __slots__ = ("_norms", "values")
+    __slots__ = ("_norms", "_total", "values")
 
     def __init__(self, values: Tensor) -> None:
         self.values = values
         self._norms: Tensor | None = None
+        self._total: Factor | None = None
 
     def wide(self) -> "Factor":
         """Return the same in float32."""
@@ -232,10 +233,11 @@ class RowTerms(Term):
 
 
 def summed(u: Factor) -> RowTerms:
-    """Σ over positions: the gradients of a bias."""
-    if u.values.shape[1] == 1 and u.values.dtype is torch.float32:
-        return RowTerms(u)
-    return RowTerms(u.values.sum(1, dtype=torch.float32))
+    """Σ over positions: the gradients of a bias, or of several that have the same."""
+    if u._total is None:
+        alone = u.values.shape[1] == 1 and u.values.dtype is torch.float32
+        u._total = u if alone else Factor(u.values.sum(1, dtype=torch.float32))
+    return RowTerms(u._total)
 
 
 class Outer(Term):
@@ -415,6 +417,8 @@ class Lookup(Term):
 
             found_: Tensor = grams.norms(self.ids, self.v.values, coarse=coarse(self.device))
             return found_
+        if compiled.available(self.device):
+            return compiled.lookup_norms(self.ids, self.v.values.float())
         step = max(1, 4 * part_of(self.device) // self.positions**2)
         found = []
         for start in range(0, self.examples, step):

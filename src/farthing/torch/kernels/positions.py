@@ -51,13 +51,18 @@ def windows(
         first, last = (examples * edge // threads for edge in (n, n + 1))
         kernel(*inputs, first, last, *shape, room[n].data_ptr(), rows.data_ptr(), squares.data_ptr())
 
+    in_threads(run, threads)
+    return squares.sqrt_()
+
+
+def in_threads(run: Callable[[int], None], threads: int) -> None:
+    """Call ``run`` with each number of a thread, all at once."""
     others = [threading.Thread(target=run, args=(n,)) for n in range(1, threads)]
     for other in others:
         other.start()
     run(0)
     for other in others:
         other.join()
-    return squares.sqrt_()
 
 
 def outers(x: Tensor, delta: Tensor, rows: Tensor) -> Tensor:
@@ -113,6 +118,14 @@ def norm_sums(x: Tensor, delta: Tensor, eps: float, centred: bool) -> tuple[Tens
     numbers = *x.shape, eps, centred
     _kernel("layer_sums")(*(p.data_ptr() for p in places), *numbers, *(f.data_ptr() for f in found))
     return found[0], found[1]
+
+
+def lookup_norms(ids: Tensor, v: Tensor) -> Tensor:
+    """Return the norm of each example's Σ_t e(ids_t) ⊗ v_t, added up in float64 by the kernel in C."""
+    found, room = (torch.empty(size, dtype=torch.float64) for size in (len(v), v[:1].numel()))
+    places = ids.long().contiguous(), v.contiguous()
+    _kernel("lookup_squares")(*(p.data_ptr() for p in places), *v.shape, room.data_ptr(), found.data_ptr())
+    return found.sqrt_().float()
 
 
 def _kernel(name: str) -> Callable[..., object]:
