@@ -7,9 +7,10 @@ from scipy import sparse
 import farthing as ft
 from farthing.data import raw
 from farthing.data.tables import Features, Table
+from farthing.linear.base import compact
 from farthing.linear.losses import LinearGradient, logistic, squared
-from farthing.linear.methods.descent import MARGIN, Norms, Stretch
-from farthing.linear.methods.leastsquares import Slope
+from farthing.linear.methods.descent import MARGIN, Norms, Spread, Stretch
+from farthing.linear.methods.leastsquares import RowMoments, RowScatter, Slope
 from farthing.noise import native
 
 RNG = np.random.default_rng(3)
@@ -45,13 +46,90 @@ def test_empty_rows_of_a_sparse_table_are_no_disorder():
 
 
 @kernels
-@pytest.mark.parametrize("kind", [np.float64, np.float32, np.uint8])
-def test_squares_are_those_of_numpy(kind):
-    rows = (ROWS * 3).astype(kind)
-    centre, scale = RNG.uniform(size=9), RNG.uniform(size=9) + 0.1
-    near, far = raw.stored(rows, None).squares(centre, scale)
-    np.testing.assert_allclose(near, np.square((rows - centre) * scale).sum(axis=1), rtol=1e-12)
-    np.testing.assert_allclose(far, np.square(rows * scale).sum(axis=1), rtol=1e-12)
+@pytest.mark.parametrize("width", [3, 8, 9, 21])
+@pytest.mark.parametrize("rows", [1, 31, 40])
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.uint8, "csr"])
+@pytest.mark.parametrize("form", ["plain", "diagonal", "triangle", "matrix"])
+def test_norms_are_those_of_blocks(monkeypatch, width, rows, kind, form):
+    x = RNG.uniform(size=(rows, width)) * 3
+    x[RNG.uniform(size=x.shape) < 0.5] = 0.0
+    X, y = sparse.csr_array(x) if kind == "csr" else x.astype(kind), np.ones(rows)
+    y[rows // 2 :: 7] = np.nan
+    scale = {
+        "plain": 1.0,
+        "diagonal": RNG.uniform(size=width) + 0.1,
+        "triangle": np.triu(RNG.normal(size=(width, width))),
+        "matrix": RNG.normal(size=(width, width)),
+    }[form]
+    for radius in (None, 1.0):
+        for centre in (0.0, RNG.uniform(size=width)):
+            features, found = Features(width, centre, scale, 0.3, radius), []
+            for loaded in (native.kernels(), None):
+                with monkeypatch.context() as patched:
+                    patched.setattr(native, "_loaded", loaded)
+                    found.append(Table(X, y)._known(features)[1:])
+            np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-9)
+            assert (found[0][0] is None) is (found[1][0] is None)
+            if found[0][0] is not None:
+                np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-9)
+
+
+@kernels
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.uint8, "csr"])
+@pytest.mark.parametrize(("rows", "width"), [(1, 2), (63, 8), (200, 9), (129, 27)])
+@pytest.mark.parametrize("unit", [False, True])
+def test_moments_are_those_of_blocks(monkeypatch, kind, rows, width, unit):
+    x = RNG.uniform(size=(rows, width)) * 2
+    x[RNG.uniform(size=x.shape) < 0.5] = 0.0
+    X, y = sparse.csr_array(x) if kind == "csr" else x.astype(kind), np.ones(rows)
+    y[rows // 2 :: 7] = np.nan
+    plain, about = Features(width, intercept=0.0), Features(width, 0.4, intercept=0.0)
+    scaled = Features(width, RNG.uniform(size=width), RNG.uniform(size=width) + 0.5, 0.8)
+    within = Features(width, scale=0.6, intercept=0.0, radius=1.0)
+    asked = [
+        (RowMoments(plain, about), ft.ClipNorm(0.9)),
+        (RowScatter(plain, scaled), ft.ClipOuter(0.9)),
+        (Spread(within, True), ft.ClipNorm(2.0)),
+        (Spread(within, False), ft.ClipNorm(2.0)),
+    ]
+    for contribution, bound in asked:
+        found = []
+        for loaded in (native.kernels(), None):
+            with monkeypatch.context() as patched:
+                patched.setattr(native, "_loaded", loaded)
+                found.append(contribution.bounded_sum(Table(X, y, unit=unit), None, bound))
+        np.testing.assert_allclose(*found, rtol=1e-10, atol=1e-10)
+
+
+@kernels
+def test_logistic_residuals_are_right_at_any_margin(monkeypatch):
+    """The kernel has an exponential of its own; rows of 1 with weights from -1e300 to 1e300 are margins."""
+    ends = np.array([0.0, 1e-300, 1e-9, 1.0, 20.0, 708.0, 709.5, 745.0, 1e5, 1e300])
+    margins = np.concatenate([-ends, ends, RNG.normal(size=100) * 30])
+    gradient = LinearGradient(logistic, Features(1, intercept=0.0))
+    for margin in margins:
+        found = []
+        for loaded in (native.kernels(), None):
+            with monkeypatch.context() as patched:
+                patched.setattr(native, "_loaded", loaded)
+                found.append(
+                    gradient.bounded_sum(Table(np.ones((3, 1)), np.zeros(3)), np.array([margin]), CLIP)
+                )
+        np.testing.assert_allclose(*found, rtol=4e-15, atol=1e-300)
+
+
+@kernels
+@pytest.mark.parametrize("kind", [np.float64, np.float32])
+def test_tables_are_mapped_as_without_kernels(monkeypatch, kind):
+    X = (RNG.normal(size=(300, 70)) * 5).astype(kind)
+    X[3, 4], X[5, 6], X[7, 8] = np.nan, np.inf, -np.inf
+    bounds, found = (-2.0, np.linspace(1, 9, 70)), []
+    for loaded in (native.kernels(), None):
+        with monkeypatch.context() as patched:
+            patched.setattr(native, "_loaded", loaded)
+            found.append(compact(X[:, ::1], bounds, 300)[0])
+    np.testing.assert_array_equal(*found)
+    assert found[0].dtype == np.float32 and np.isnan(found[0][3, 4]) and np.isnan(found[0][5, 6])
 
 
 @kernels

@@ -9,6 +9,7 @@ A kernel reads every row once, in the type in which it is stored, and adds up in
 ('f8', 2, 2)
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ Array = NDArray[np.float64]
 Factors = tuple[Array | None, Array | None, Array]  # for each row: g and h (None where all are 1), and |z|
 
 _DENSE = {"d": "f8", "f": "f4", "B": "u1", "?": "u1"}  # kernels by numpy's type codes
+_LANES, _BLOCK = 8, 64  # of kernels: numbers of a vector at most, and rows whose outer products are added up
 
 
 class Stored(NamedTuple):
@@ -37,18 +39,68 @@ class Stored(NamedTuple):
     stride: int
     y: Array | None
 
-    def squares(self, centre: Array, scale: Array) -> tuple[Array, Array] | None:
-        """Return |scale (x - centre)|² and |scale x|² of every row; None without a kernel."""
+    def measured(self, gauge: "Gauge", blank: NDArray[np.bool_] | None) -> tuple[Array | None, Array] | None:
+        """Return h (None where all are 1) and |z| of every row; None without a kernel.
+
+        ``blank`` rows count for nothing, like those whose norm is not finite.
+        """
         found = native.kernels(self.rows * self.width)
-        if found is None or self.kind == "csr":
+        if found is None:
             return None
-        near, far = np.empty((2, self.rows))
-        ends = np.ascontiguousarray(centre), np.ascontiguousarray(scale)
-        found["squares_" + self.kind](
-            *(*self.addresses, self.stride, self.rows, self.width),
-            *(native.pointer(each) for each in (*ends, near, far)),
-        )
-        return near, far
+        kernel, before, kept = self._gauged(gauge)
+        norm = np.empty(self.rows)
+        shrink = None if blank is None and gauge.radius == np.inf else np.empty(self.rows)
+
+        def run() -> int:
+            ends = (native.pointer(each) for each in (blank, shrink, norm))
+            return int(found[kernel](*before, gauge.length, gauge.by, gauge.least, gauge.radius, *ends))
+
+        if run() and shrink is None:
+            shrink = np.empty(self.rows)
+            run()
+        del kept  # what the addresses among the arguments point to
+        return shrink, norm
+
+    def _gauged(self, gauge: "Gauge") -> tuple[str, tuple[Any, ...], Any]:
+        """Return the kernel that measures these rows, its first arguments, and arrays to keep meanwhile."""
+        centre, scale = (np.ascontiguousarray(each) for each in (gauge.centre, gauge.scale))
+        if self.kind == "csr":
+            kept = 2 * centre, np.square(scale)
+            base = gauge.base + float(kept[1] @ np.square(centre))
+            return "measure_csr", (*self.addresses, self.rows, *map(native.pointer, kept), base), kept
+        rows = *self.addresses, self.stride, self.rows, self.width
+        if scale.ndim == 1:
+            pointers = native.pointer(centre), native.pointer(scale)
+            return "measure_" + self.kind, (*rows, *pointers, gauge.base), (centre, scale)
+        matrix = np.zeros((self.width, padded(self.width)))
+        matrix[:, : self.width] = scale.T
+        upper = not np.tril(scale, -1).any()
+        arrays = centre, np.ones(self.width), matrix, np.empty((_LANES, matrix.shape[1]))
+        ends = [native.pointer(each) for each in arrays]
+        before = *rows, *ends[:3], matrix.shape[1], int(upper), ends[3], gauge.base
+        return "mixed_" + self.kind, before, arrays
+
+    def at(self, start: int) -> tuple[int, ...]:
+        """Return the addresses of the rows from ``start`` on."""
+        if self.kind == "csr":
+            return *self.addresses[:2], self.addresses[2] + 4 * start
+        return (self.addresses[0] + start * self.stride * int(self.kind[1]),)
+
+
+class Gauge(NamedTuple):
+    """How rows are measured: |z|² is ``base`` + |A (x - c)|², A a diagonal (``scale``) or a matrix.
+
+    A norm is raised to ``by`` (|A x| + ``length``) (|x|, where A is a matrix) and to ``least``, and longer ones
+    are shrunk to ``radius``.
+    """
+
+    centre: Array
+    scale: Array
+    base: float
+    length: float
+    by: float
+    least: float
+    radius: float
 
 
 class KernelLoss(NamedTuple):
@@ -71,21 +123,94 @@ class Raw(NamedTuple):
     number: int
     factors: Factors
 
-    def margins(self, u: Array, constant: Any) -> Array | None:
-        """Return z·w of all rows, for weights on x; None where no kernel gives them."""
+    def _products(self, u: Array) -> Array | None:
+        """Return x·u of all rows; None where no kernel gives them."""
         rows = self.stored
         found = native.kernels(self.number * len(u))
-        if found is None or rows.kind == "csr" or self.places is not None or u.ndim != 1:
+        if found is None or self.places is not None or u.ndim != 1 or u.dtype != np.float64:
             return None
         products, u = np.empty(rows.rows), np.ascontiguousarray(u)
-        found["products_" + rows.kind](
-            *(*rows.addresses, rows.stride, rows.rows, rows.width),
-            *(native.pointer(u), native.pointer(products)),
-        )
+        shape = (rows.rows,) if rows.kind == "csr" else (rows.stride, rows.rows, rows.width)
+        found["products_" + rows.kind](*rows.addresses, *shape, native.pointer(u), native.pointer(products))
+        return products
+
+    def stretch(self, u: Array, constant: Any, loss: KernelLoss, chain: int) -> float | None:
+        """Return Σ residual · margin, each term clamped to the loss's clip; None where no kernel sums them."""
+        found, products = native.kernels(), self._products(u)
+        if found is None or products is None or self.stored.y is None:
+            return None
         unit, shrink, _ = self.factors
-        products = products if unit is None else products * unit
-        products += constant
-        return products if shrink is None else products * shrink
+        total = np.empty(3)
+        found["stretch"](
+            *(native.pointer(products), len(products), float(constant), native.pointer(self.stored.y)),
+            *(native.pointer(unit), native.pointer(shrink)),
+            *(loss.number, loss.width, loss.clip, chain, native.pointer(total)),
+        )
+        return float(total[0] + total[1])
+
+    def parts(self, rows: int) -> Iterator[slice]:
+        """Yield slices of at most so many rows each."""
+        return (slice(start, min(self.number, start + rows)) for start in range(0, max(self.number, 1), rows))
+
+    def moments(
+        self, centre: Array, scale: Array, constant: float, clip: float, rows: int
+    ) -> Iterator[tuple[Array, Array, int]] | None:
+        """Return Σ z and Σ z zᵀ of at most so many rows each, z = h [A (g x - c); constant] clipped.
+
+        A is a diagonal, ``scale``. None where no kernel sums them.
+        """
+        size, clip = self.stored.width + (constant > 0), float(clip)
+        found = native.kernels(self.number * size)
+        if found is None or self.places is not None or self.stored.kind == "csr" or np.ndim(scale) == 2:
+            return None
+        centre, scale = np.ascontiguousarray(centre), np.ascontiguousarray(scale)
+        pitch = padded(size)
+        kernel, room = found["moments_" + self.stored.kind], np.empty((_BLOCK, pitch))
+
+        def sums() -> Iterator[tuple[Array, Array, int]]:
+            for part in self.parts(rows):
+                total = np.zeros((pitch + 1, pitch))
+                ends = [native.pointer(each) for each in (centre, scale)]
+                kernel(
+                    *self._part(part),
+                    *(*ends, constant, clip, pitch, native.pointer(room)),
+                    *(native.pointer(total[0]), native.pointer(total[1:])),
+                )
+                second = np.triu(total[1 : size + 1, :size])
+                yield total[0, :size].copy(), second + np.triu(second, 1).T, part.stop - part.start
+
+        return sums()
+
+    def powers(
+        self, centre: Array, scale: Array, clip: float, rows: int
+    ) -> Iterator[tuple[Array, int]] | None:
+        """Return Σ [z; z²] of at most so many rows each, z = A (g x - c), the row of both clipped.
+
+        A is a diagonal, ``scale``. A row with h = 0 counts for nothing; sparse rows are shrunk by h and neither
+        centred nor clipped. None where no kernel sums them.
+        """
+        rows_, d = self.stored, self.stored.width
+        found, csr = native.kernels(self.number * d), self.stored.kind == "csr"
+        if found is None or self.places is not None or np.ndim(scale) == 2 or (csr and np.any(centre)):
+            return None
+        centre, scale, pitch = np.ascontiguousarray(centre), np.ascontiguousarray(scale), padded(d)
+        kernel, room = found["powers_" + rows_.kind], np.empty(pitch)
+
+        def sums() -> Iterator[tuple[Array, int]]:
+            for part in self.parts(rows):
+                total = np.zeros((2, d if csr else pitch))
+                ends = native.pointer(centre), native.pointer(scale), float(clip), pitch, native.pointer(room)
+                kernel(*self._part(part), *(ends[1:2] if csr else ends), native.pointer(total))
+                yield total[:, :d].ravel(), part.stop - part.start
+
+        return sums()
+
+    def _part(self, part: slice) -> tuple[Any, ...]:
+        """Return some rows and their factors g and h as kernels of sums take them."""
+        rows, count = self.stored, part.stop - part.start
+        shape = (count, rows.width) if rows.kind == "csr" else (rows.stride, count, rows.width)
+        factors = (None if each is None else native.pointer(each[part]) for each in self.factors[:2])
+        return *rows.at(part.start), *shape, *factors
 
     def gradient(self, u: Array, constant: Any, loss: KernelLoss, chain: int) -> Array | None:
         """Return Σ v x, Σ v and Σ min(size / 2 rms, 1)² - 1/2, end to end; None where no kernel sums them.
@@ -107,6 +232,26 @@ class Raw(NamedTuple):
             *(native.pointer(unit), native.pointer(shrink), *loss, chain, native.pointer(total)),
         )
         return None if done else total[0] + total[1]
+
+
+def mapped(X: Any, low: Array, scale: Array) -> NDArray[np.float32] | None:
+    """Return (X - low) scale in float32, clamped to [0, 1], NaN for what is not finite; None without a kernel."""
+    rows = stored(X, None)
+    found = native.kernels(X.size)
+    if rows is None or found is None or rows.kind not in ("f8", "f4"):
+        return None
+    values = np.empty(X.shape, np.float32)
+    low, scale = np.ascontiguousarray(low), np.ascontiguousarray(scale)
+    found["mapped_" + rows.kind](
+        *(*rows.addresses, rows.stride, rows.rows, rows.width),
+        *(native.pointer(low), native.pointer(scale), native.pointer(values)),
+    )
+    return values
+
+
+def padded(size: int) -> int:
+    """Return a size that is a whole number of vectors on every processor."""
+    return -(-size // _LANES) * _LANES
 
 
 def stored(X: Any, y: Any) -> Stored | None:

@@ -22,7 +22,7 @@ from scipy import sparse
 
 from farthing import validate
 from farthing.data.columns import limits
-from farthing.data.raw import Factors, Raw, Stored, stored
+from farthing.data.raw import Factors, Gauge, Raw, Stored, stored
 from farthing.errors import InvalidValue
 from farthing.noise import summing
 from farthing.queries import arrays
@@ -424,15 +424,21 @@ class Table:
 
     def _measured(self, features: Features) -> Factors | None:
         """Return g, h and |z| of all rows by a kernel; None where there is none for them."""
-        if self._map is not None or self._unit or not self._sound or np.ndim(features.scale) == 2:
+        if self._map is not None or self._unit or not self._sound:
             return None
-        rows = self._stored()
-        found = rows.squares(np.asarray(features.centre), np.asarray(features.scale)) if rows else None
-        if found is None:
+        rows, matrix = self._stored(), np.ndim(features.scale) == 2
+        if rows is None or (matrix and rows.kind == "csr"):
             return None
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            size = np.sqrt(found[0] + features.intercept**2)
-            return None, *self._shrunk(size, features.raised(size, np.sqrt(found[1])), features, slice(None))
+        centre, scale = np.asarray(features.centre), np.asarray(features.scale)
+        raised = features.spread != 1
+        gauge = Gauge(
+            *(centre, scale, features.intercept**2),
+            float(np.linalg.norm(centre * (1.0 if matrix else scale))),
+            *(features.across / _SPREAD if raised else 0.0, _LEAST),
+            np.inf if features.radius is None else features.radius,
+        )
+        found = rows.measured(gauge, self._blank)
+        return None if found is None else (None, *found)
 
     def _measured_in_blocks(self, features: Features) -> Factors:
         """Return g, h and |z| of all rows."""

@@ -20,6 +20,7 @@ from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, RdpFilte
 from farthing.accounting.menu import MenuFilter
 from farthing.accounting.personal import PersonalBudgets, PersonalFilter
 from farthing.budget import Adjacency, Budget
+from farthing.data import raw
 from farthing.data.columns import limits
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
@@ -193,8 +194,11 @@ def compact(X: Any, bounds: Any, records: int) -> tuple[Any, Any]:
     stays = isinstance(X, np.memmap) or not isinstance(X, np.ndarray) or not worth
     if stays or (unmapped and X.dtype.char in "fB?"):
         return X, bounds
+    scale = 1 / (high - low)
+    if (quick := raw.mapped(X, low, scale)) is not None:
+        return quick, (0.0, 1.0)
     found, step = np.empty(X.shape, np.float32), max(1, _BLOCK // X.shape[1])
-    scale, mapped = 1 / (high - low), np.empty((min(step, len(X)), X.shape[1]))
+    mapped = np.empty((min(step, len(X)), X.shape[1]))
     for start in range(0, len(X), step):
         rows = np.asarray(X[start : start + step], dtype=np.float64)
         part, share = found[start : start + step], mapped[: len(rows)]

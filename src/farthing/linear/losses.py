@@ -271,14 +271,18 @@ class LinearGradient:
         self, records: Any, u: Array, constant: Any, bound: ClipNorm, rms: float = 0.0
     ) -> Array | None:
         """Return what `Raw.gradient` sums, reading every row once; None where there is no kernel for it."""
-        kind = _KINDS.get(type(self.loss))
         rows = records.raw(self.features) if type(records) is Table else None
         # clients with unlike bounds are clipped row by row
-        if kind is None or rows is None or type(bound) is not ClipNorm:
+        if rows is None or type(bound) is not ClipNorm or (loss := self.kernel_loss(bound.clip, rms)) is None:
             return None
         chain = Sum(len(records), spread=self.features.spread).rows
+        return rows.gradient(u, constant, loss, chain)
+
+    def kernel_loss(self, clip: float, rms: float = 0.0) -> raw.KernelLoss | None:
+        """Return the loss as kernels know it; None where they do not."""
+        kind = _KINDS.get(type(self.loss))
         width = self.loss.width if isinstance(self.loss, HuberHinge) else 0.0
-        return rows.gradient(u, constant, raw.KernelLoss(kind, width, bound.clip, rms), chain)
+        return None if kind is None else raw.KernelLoss(kind, width, clip, rms)
 
     def judged(self, records: Any, w: Array) -> Iterator[tuple[Array, Array, Array]]:
         """Yield losses, whether labels are found (0 where there are none) and weights of rows, by blocks."""

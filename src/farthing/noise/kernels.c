@@ -230,9 +230,10 @@ i64 leaps(const u64 *restrict words, i64 m, const u64 *restrict table, i64 lengt
     return count;
 }
 
-/* ---- Bounded sums of gradients of linear models: a row is read once, in place ---- */
+/* ---- Sums over the rows of linear models: a row is read once, in place ---- */
 
-#define TOGETHER 8 /* rows, so that one waits for its residual while others are multiplied */
+#define TOGETHER 8 /* rows whose products are made at once */
+#define GROUP 32   /* rows that stay in the cache between their products and their sum */
 
 /* Doubles of one vector register. Wider vectors than the processor has go through memory with some compilers,
    and so do conversions that are left to them. */
@@ -242,6 +243,7 @@ i64 leaps(const u64 *restrict words, i64 m, const u64 *restrict table, i64 lengt
 #define WIDTH 4
 #endif
 typedef double wide __attribute__((vector_size(8 * WIDTH)));
+typedef i64 signs __attribute__((vector_size(8 * WIDTH)));
 
 static inline wide load_f8(const double *from)
 {
@@ -253,9 +255,9 @@ static inline wide load_f8(const double *from)
 static inline wide load_f4(const float *from)
 {
 #if defined(__AVX512F__)
-    return _mm512_cvtps_pd(_mm256_loadu_ps(from));
+    return (wide)_mm512_cvtps_pd(_mm256_loadu_ps(from));
 #elif defined(__AVX2__)
-    return _mm256_cvtps_pd(_mm_loadu_ps(from));
+    return (wide)_mm256_cvtps_pd(_mm_loadu_ps(from));
 #else
     return (wide){from[0], from[1], from[2], from[3]};
 #endif
@@ -264,22 +266,87 @@ static inline wide load_f4(const float *from)
 static inline wide load_u1(const uint8_t *from)
 {
 #if defined(__AVX512F__)
-    return _mm512_cvtepi32_pd(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+    return (wide)_mm512_cvtepi32_pd(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from)));
 #elif defined(__AVX2__)
     int four;
     memcpy(&four, from, sizeof four);
-    return _mm256_cvtepi32_pd(_mm_cvtepu8_epi32(_mm_cvtsi32_si128(four)));
+    return (wide)_mm256_cvtepi32_pd(_mm_cvtepu8_epi32(_mm_cvtsi32_si128(four)));
 #else
     return (wide){from[0], from[1], from[2], from[3]};
 #endif
 }
 
+static inline void store(double *to, wide values) { memcpy(to, &values, sizeof values); }
+static inline wide splat(double value) { return value - (wide){0}; }
+static inline wide choose(signs where, wide yes, wide no) { return (wide)((where & (signs)yes) | (~where & (signs)no)); }
+static inline wide larger(wide a, wide b) { return choose((signs)(a < b), b, a); } /* a, where a is not a number */
+static inline wide absolute(wide a) { return (wide)((signs)a & INT64_MAX); }
+
+static inline wide roots(wide values)
+{
+#if defined(__AVX512F__)
+    return (wide)_mm512_sqrt_pd((__m512d)values);
+#elif defined(__AVX2__)
+    return (wide)_mm256_sqrt_pd((__m256d)values);
+#else
+    return (wide){sqrt(values[0]), sqrt(values[1]), sqrt(values[2]), sqrt(values[3])};
+#endif
+}
+
+#if defined(__AVX2__)
+static inline __m256d halves(wide x)
+{
+#if defined(__AVX512F__)
+    return _mm256_add_pd(_mm512_castpd512_pd256((__m512d)x), _mm512_extractf64x4_pd((__m512d)x, 1));
+#else
+    return (__m256d)x;
+#endif
+}
+#endif
+
+/* out[0 .. 3] = the sums of four vectors. A number goes through WIDTH - 1 roundings at most. */
+static inline void four_sums(wide a, wide b, wide c, wide e, double *out)
+{
+#if defined(__AVX2__)
+    __m256d ab = _mm256_hadd_pd(halves(a), halves(b)), ce = _mm256_hadd_pd(halves(c), halves(e));
+    _mm256_storeu_pd(out, _mm256_add_pd(_mm256_permute2f128_pd(ab, ce, 0x21), _mm256_blend_pd(ab, ce, 12)));
+#else
+    for (int k = 0; k < 4; k++)
+        out[k] = 0;
+    for (int k = 0; k < WIDTH; k++)
+        out[0] += a[k], out[1] += b[k], out[2] += c[k], out[3] += e[k];
+#endif
+}
+
 static inline double across(wide sums)
 {
-    double found = 0;
-    for (int k = 0; k < WIDTH; k++)
-        found += sums[k];
-    return found;
+    for (int k = WIDTH / 2; k > 0; k /= 2)
+        for (int j = 0; j < k; j++)
+            sums[j] += sums[j + k];
+    return sums[0];
+}
+
+/* e^x, to two units in the last place; of x beyond 708 on either side that of 708. NaN stays. */
+static inline wide exponential(wide x)
+{
+    x = choose((signs)(x < splat(-708)), splat(-708), x);
+    x = choose((signs)(x > splat(708)), splat(708), x);
+    wide shifted = x * splat(0x1.71547652b82fep0) + splat(ROUNDER), n = shifted - splat(ROUNDER);
+    wide r = x - n * splat(0x1.62e42fee00000p-1) - n * splat(0x1.a39ef35793c76p-33);
+    wide sum = splat(1.0 / 479001600);
+    sum = sum * r + splat(1.0 / 39916800);
+    sum = sum * r + splat(1.0 / 3628800);
+    sum = sum * r + splat(1.0 / 362880);
+    sum = sum * r + splat(1.0 / 40320);
+    sum = sum * r + splat(1.0 / 5040);
+    sum = sum * r + splat(1.0 / 720);
+    sum = sum * r + splat(1.0 / 120);
+    sum = sum * r + splat(1.0 / 24);
+    sum = sum * r + splat(1.0 / 6);
+    sum = sum * r + splat(0.5);
+    sum = sum * r + splat(1);
+    sum = sum * r + splat(1);
+    return sum * (wide)(((signs)shifted + 1023) << 52);
 }
 
 enum { LOGISTIC, HUBER_HINGE, SQUARED };
@@ -292,31 +359,57 @@ struct terms {
     i64 loss;
 };
 
-static inline double residual_of(const struct terms *with, double margin, double y)
+static inline wide residuals(i64 loss, double width, wide margin, wide y)
 {
-    if (with->loss == LOGISTIC)
-        return 1 / (1 + exp(-margin)) - y;
-    if (with->loss == SQUARED)
+    if (loss == LOGISTIC)
+        return 1 / (1 + exponential(-margin)) - y;
+    if (loss == SQUARED)
         return margin - y;
-    double sign = 2 * y - 1, below = (1 + with->width - sign * margin) / (2 * with->width);
-    below = below > 0 ? below : below <= 0 ? 0 : below; /* NaN stays */
-    return -sign * (below > 1 ? 1 : below);
+    wide sign = 2 * y - 1, below = (1 + width - sign * margin) / splat(2 * width);
+    below = choose((signs)(below < splat(0)), splat(0), below);
+    return -sign * choose((signs)(below > splat(1)), splat(1), below);
 }
 
-/* The factor of row p, given x[p] . u: its residual, clipped; 0 where that is not a number. Adds to weight[0], the
-   sum of the factors of z, and to weight[1], that of squares; a row that counts for nothing (shrink 0) does not. */
-static inline double multiple(const struct terms *with, i64 p, double product, double *weight)
+/* Replaces x[p] . u of some rows, v[0 .. count-1], by their factors: residuals, clipped; 0 where that is not a
+   number. Adds to weight[0], the sum of the factors of z, and to weight[1], that of squares; a row that counts for
+   nothing (shrink 0) does not. Rows are those at `places` or, if that is NULL, from `first` on. */
+static inline void multiples(const struct terms *with, const i64 *places, i64 first, i64 count, double *v,
+                             double *weight)
 {
-    double unit = with->unit ? with->unit[p] : 1, shrink = with->shrink ? with->shrink[p] : 1;
-    double residual = residual_of(with, (product * unit + with->constant) * shrink, with->y[p]);
-    double size = fabs(residual) * with->norm[p], factor = with->clip / (size < with->clip ? with->clip : size);
-    double v = factor > 1e-290 ? residual * factor * shrink : 0;
-    weight[0] += v;
-    if (with->rms > 0 && factor > 1e-290 && shrink > 0) {
-        double share = size / (2 * with->rms);
-        weight[1] += (share < 1 ? share * share : 1) - 0.5;
+    const double *given[4] = {with->y, with->norm, with->unit, with->shrink};
+    double mine[4][GROUP];
+    const int whole = !places && count % WIDTH == 0;
+    for (int k = 0; k < 4; k++)
+        if (!given[k] || whole)
+            given[k] += given[k] ? first : 0;
+        else {
+            for (i64 r = 0; r < count; r++)
+                mine[k][r] = given[k][places ? places[r] : first + r];
+            for (i64 r = count; r < count + WIDTH && r < GROUP; r++)
+                mine[k][r] = k == 1 ? INFINITY : 0; /* nobody's row */
+            given[k] = mine[k];
+        }
+    for (i64 r = count; r % WIDTH; r++)
+        v[r] = 0;
+    wide sum = {0}, squares = {0};
+    for (i64 r = 0; r < count; r += WIDTH) {
+        wide unit = given[2] ? load_f8(given[2] + r) : splat(1), shrink = given[3] ? load_f8(given[3] + r) : splat(1);
+        wide margin = (load_f8(v + r) * unit + with->constant) * shrink;
+        wide residual = residuals(with->loss, with->width, margin, load_f8(given[0] + r));
+        wide size = absolute(residual) * load_f8(given[1] + r);
+        wide factor = with->clip / choose((signs)(size < splat(with->clip)), splat(with->clip), size);
+        signs counts = (signs)(factor > splat(1e-290));
+        wide value = choose(counts, residual * factor * shrink, splat(0));
+        sum += value;
+        if (with->rms > 0) {
+            wide share = size / splat(2 * with->rms);
+            share = choose((signs)(share < splat(1)), share * share, splat(1)) - 0.5;
+            squares += choose(counts & (signs)(shrink > splat(0)), share, splat(0));
+        }
+        store(v + r, value * unit);
     }
-    return v * unit;
+    weight[0] += across(sum);
+    weight[1] += across(squares);
 }
 
 static inline void prefetch(const struct terms *with, i64 p, const char *row, i64 bytes)
@@ -339,67 +432,223 @@ static void move(double *restrict high, double *restrict low, double *restrict p
     }
 }
 
+/* Columns that fill no vector are read with those before them, which count 0 (or, in sums, are left out): `tail` has
+   the last WIDTH columns. Rows with fewer are read number by number. */
+static inline void set_tail(const double *from, i64 d, double *tail)
+{
+    for (i64 k = 0; k < WIDTH && d >= WIDTH; k++)
+        tail[k] = k < WIDTH - d % WIDTH ? 0 : from[d - WIDTH + k];
+}
+
+static inline void take_tail(double *part, i64 d, double *tail)
+{
+    for (i64 k = WIDTH - d % WIDTH; k < WIDTH && d >= WIDTH; k++)
+        part[d - WIDTH + k] = tail[k];
+    memset(tail, 0, WIDTH * sizeof *tail);
+}
+
+/* How rows are measured: base + |scale (x - centre)|^2 is a square of |z|, which is raised to (|scale x| + length) by
+   and to `least`, and shrunk to `radius`; a blank row counts for nothing. See tables.py. */
+struct measure {
+    double base, length, by, least, radius;
+    const uint8_t *blank;
+    double *shrink, *norm;
+};
+
+/* Writes norms (and factors that shrink, if asked for) of `count` rows from `first` on. Returns how many are blank or
+   not finite. */
+static inline i64 measured(const struct measure *how, const double *near, const double *far, i64 first, i64 count)
+{
+    i64 bad = 0;
+    for (i64 r = 0; r < count; r += WIDTH) {
+        double blank[WIDTH] = {0}, out[2][WIDTH];
+        wide size = roots(load_f8(near + r) + how->base), norm = size;
+        if (how->by > 0)
+            norm = larger(norm, (roots(load_f8(far + r)) + how->length) * how->by);
+        norm = larger(norm, splat(how->least));
+        for (i64 k = 0; how->blank && k < WIDTH && r + k < count; k++)
+            blank[k] = how->blank[first + r + k];
+        signs counts = (signs)(norm < splat(INFINITY)) & (signs)(load_f8(blank) < splat(0.5));
+        wide shrink = choose((signs)(splat(how->radius) < size), how->radius / size, splat(1));
+        shrink = choose(counts, shrink, splat(0));
+        if (how->shrink)
+            norm = choose((signs)(shrink > splat(0)), norm * shrink, splat(0));
+        store(out[0], norm);
+        store(out[1], shrink);
+        for (i64 k = 0; k < WIDTH && r + k < count; k++) {
+            how->norm[first + r + k] = out[0][k];
+            if (how->shrink)
+                how->shrink[first + r + k] = out[1][k];
+            bad += !(out[1][k] > 0);
+        }
+    }
+    return bad;
+}
+
+/* ---- Outer products, and products with a matrix, of rows of doubles in a small room ---- */
+
+#define BLOCK 64 /* rows at a time */
+
+/* out[j, k] += sum over n rows of z[j] z[k], for WIDTH j and `count` vectors of k */
+static inline __attribute__((always_inline)) void outer_tile(const double *restrict z, i64 n, i64 pitch, i64 j, i64 k,
+                                                             double *restrict out, const int count)
+{
+    wide sum[WIDTH][3];
+    for (int i = 0; i < WIDTH; i++)
+        for (int v = 0; v < count; v++)
+            sum[i][v] = (wide){0};
+    for (i64 r = 0; r < n; r++, z += pitch) {
+        wide by[3];
+        for (int v = 0; v < count; v++)
+            by[v] = load_f8(z + k + v * WIDTH);
+        for (int i = 0; i < WIDTH; i++)
+            for (int v = 0; v < count; v++)
+                sum[i][v] += z[j + i] * by[v];
+    }
+    for (int i = 0; i < WIDTH; i++)
+        for (int v = 0; v < count; v++) {
+            double *to = out + (j + i) * pitch + k + v * WIDTH;
+            store(to, load_f8(to) + sum[i][v]);
+        }
+}
+
+/* The same for all k from j's vector on: the upper triangle. `pitch` is a multiple of WIDTH. */
+static void outer_sum(const double *restrict z, i64 n, i64 pitch, double *restrict out)
+{
+    for (i64 j = 0; j < pitch; j += WIDTH) {
+        i64 k = j;
+        for (; k + 3 * WIDTH <= pitch; k += 3 * WIDTH)
+            outer_tile(z, n, pitch, j, k, out, 3);
+        for (; k < pitch; k += WIDTH)
+            outer_tile(z, n, pitch, j, k, out, 1);
+    }
+}
+
+/* squares[r] += |sum over j of z[r, j] matrix[j, k]|^2 for WIDTH rows and `count` vectors of k, j from `first` on */
+static inline __attribute__((always_inline)) void mixed_tile(const double *restrict z, i64 height, i64 first, i64 d,
+                                                             i64 pitch, i64 k, const double *restrict matrix,
+                                                             wide *squares, const int count)
+{
+    wide sum[WIDTH][3];
+    for (int r = 0; r < WIDTH; r++)
+        for (int v = 0; v < count; v++)
+            sum[r][v] = (wide){0};
+    for (i64 j = first; j < d; j++) {
+        wide by[3];
+        for (int v = 0; v < count; v++)
+            by[v] = load_f8(matrix + j * pitch + k + v * WIDTH);
+        for (int r = 0; r < WIDTH; r++)
+            for (int v = 0; v < count; v++)
+                sum[r][v] += z[r * height + j] * by[v];
+    }
+    for (int r = 0; r < WIDTH; r++)
+        for (int v = 0; v < count; v++)
+            squares[r] += sum[r][v] * sum[r][v];
+}
+
+/* squares[0 .. WIDTH-1] = |z matrix|^2 of WIDTH rows of room for `pitch`; with `upper`, matrix[j, k] = 0 for k > j. */
+static void mixed_squares(const double *restrict z, i64 d, i64 pitch, const double *restrict matrix, i64 upper,
+                          double *squares)
+{
+    wide sums[WIDTH];
+    for (int r = 0; r < WIDTH; r++)
+        sums[r] = (wide){0};
+    i64 k = 0;
+    for (; k + 3 * WIDTH <= pitch; k += 3 * WIDTH)
+        mixed_tile(z, pitch, upper ? k : 0, d, pitch, k, matrix, sums, 3);
+    for (; k < pitch; k += WIDTH)
+        mixed_tile(z, pitch, upper ? k : 0, d, pitch, k, matrix, sums, 1);
+    for (int r = 0; r < WIDTH; r += 4)
+        four_sums(sums[r], sums[r + 1], sums[r + 2], sums[r + 3], squares + r);
+}
+
+/* The factor that clips a row of this norm: 0 for NaN, infinity and what would be less than 1e-290. */
+static inline double clip_factor(double norm, double clip)
+{
+    double factor = norm <= clip ? 1 : clip / norm;
+    return factor > 1e-290 ? factor : 0;
+}
+
+static inline void scale_row(double *z, i64 n, double factor)
+{
+    if (factor == 0)
+        memset(z, 0, n * sizeof *z); /* whatever it holds */
+    else if (factor != 1)
+        for (i64 j = 0; j < n; j++)
+            z[j] *= factor;
+}
+
 /* total[0 .. d+1] + total[d+2 .. 2d+3] = sum v x, that of v before `unit`, and that of squares, over the
    rows at `places` (NULL: the first n); total has room for 3 (d + 2). At most `chain` rows are added up before
    they go into the two sums, and no term takes part in more roundings than that: see summing.py. Returns -1,
    and does nothing, where a place is no row. */
 #define GRADIENT(NAME, TYPE)                                                                                  \
-    static inline double dot_##NAME(const TYPE *row, const double *u, i64 d)                                  \
+    static inline double dot_##NAME(const TYPE *row, const double *u, const double *tail, i64 d)              \
     {                                                                                                         \
         wide sum = {0};                                                                                       \
         double found;                                                                                         \
         i64 j = 0;                                                                                            \
         for (; j + WIDTH <= d; j += WIDTH)                                                                    \
             sum += load_##NAME(row + j) * load_f8(u + j);                                                     \
+        if (j < d && d >= WIDTH)                                                                              \
+            sum += load_##NAME(row + d - WIDTH) * load_f8(tail), j = d;                                       \
         for (found = across(sum); j < d; j++)                                                                 \
             found += (double)row[j] * u[j];                                                                   \
         return found;                                                                                         \
     }                                                                                                         \
     /* Of eight rows at once. Sums have names of their own: some compilers keep an array of them in memory. */\
-    static inline void dots_##NAME(const TYPE *const *row, const double *u, i64 d, double *out)               \
+    static inline void dots_##NAME(const TYPE *const *row, const double *u, const double *tail, i64 d,        \
+                                   double *out)                                                               \
     {                                                                                                         \
         const TYPE *a = row[0], *b = row[1], *c = row[2], *e = row[3], *f = row[4], *g = row[5], *h = row[6], \
                    *k = row[7];                                                                               \
         wide A = {0}, B = {0}, C = {0}, E = {0}, F = {0}, G = {0}, H = {0}, K = {0};                          \
         i64 j = 0;                                                                                            \
-        for (; j + WIDTH <= d; j += WIDTH) {                                                                  \
-            wide factor = load_f8(u + j);                                                                     \
-            A += load_##NAME(a + j) * factor;                                                                 \
-            B += load_##NAME(b + j) * factor;                                                                 \
-            C += load_##NAME(c + j) * factor;                                                                 \
-            E += load_##NAME(e + j) * factor;                                                                 \
-            F += load_##NAME(f + j) * factor;                                                                 \
-            G += load_##NAME(g + j) * factor;                                                                 \
-            H += load_##NAME(h + j) * factor;                                                                 \
-            K += load_##NAME(k + j) * factor;                                                                 \
+        for (; j < d && d >= WIDTH; j += WIDTH) {                                                             \
+            const i64 last = j + WIDTH > d, at = last ? d - WIDTH : j;                                        \
+            wide factor = load_f8(last ? tail : u + j);                                                       \
+            A += load_##NAME(a + at) * factor;                                                                \
+            B += load_##NAME(b + at) * factor;                                                                \
+            C += load_##NAME(c + at) * factor;                                                                \
+            E += load_##NAME(e + at) * factor;                                                                \
+            F += load_##NAME(f + at) * factor;                                                                \
+            G += load_##NAME(g + at) * factor;                                                                \
+            H += load_##NAME(h + at) * factor;                                                                \
+            K += load_##NAME(k + at) * factor;                                                                \
         }                                                                                                     \
-        out[0] = across(A), out[1] = across(B), out[2] = across(C), out[3] = across(E);                       \
-        out[4] = across(F), out[5] = across(G), out[6] = across(H), out[7] = across(K);                       \
+        four_sums(A, B, C, E, out);                                                                           \
+        four_sums(F, G, H, K, out + 4);                                                                       \
         for (; j < d; j++)                                                                                    \
             for (int r = 0; r < TOGETHER; r++)                                                                \
                 out[r] += (double)row[r][j] * u[j];                                                           \
     }                                                                                                         \
-    static inline void add_one_##NAME(const TYPE *row, double v, i64 d, double *part)                         \
+    static inline void add_one_##NAME(const TYPE *row, double v, i64 d, double *part, double *tail)           \
     {                                                                                                         \
-        for (i64 j = 0; j < d; j++)                                                                           \
+        i64 j = 0;                                                                                            \
+        for (; j + WIDTH <= d; j += WIDTH)                                                                    \
+            store(part + j, load_f8(part + j) + v * load_##NAME(row + j));                                    \
+        if (j < d && d >= WIDTH)                                                                              \
+            store(tail, load_f8(tail) + v * load_##NAME(row + d - WIDTH)), j = d;                             \
+        for (; j < d; j++)                                                                                    \
             part[j] += v * (double)row[j];                                                                    \
     }                                                                                                         \
-    static inline void add_##NAME(const TYPE *const *row, const double *v, i64 d, double *part)               \
+    static inline void add_##NAME(const TYPE *const *row, const double *v, i64 d, double *part, double *tail) \
     {                                                                                                         \
         const TYPE *a = row[0], *b = row[1], *c = row[2], *e = row[3], *f = row[4], *g = row[5], *h = row[6], \
                    *k = row[7];                                                                               \
         const double va = v[0], vb = v[1], vc = v[2], ve = v[3], vf = v[4], vg = v[5], vh = v[6], vk = v[7];  \
         i64 j = 0;                                                                                            \
-        for (; j + WIDTH <= d; j += WIDTH) {                                                                  \
-            wide first = load_f8(part + j) + va * load_##NAME(a + j), second = vb * load_##NAME(b + j);       \
-            first += vc * load_##NAME(c + j);                                                                 \
-            second += ve * load_##NAME(e + j);                                                                \
-            first += vf * load_##NAME(f + j);                                                                 \
-            second += vg * load_##NAME(g + j);                                                                \
-            first += vh * load_##NAME(h + j);                                                                 \
-            second += vk * load_##NAME(k + j);                                                                \
-            first += second;                                                                                  \
-            memcpy(part + j, &first, sizeof first);                                                           \
+        for (; j < d && d >= WIDTH; j += WIDTH) {                                                             \
+            const i64 last = j + WIDTH > d, at = last ? d - WIDTH : j;                                        \
+            double *to = last ? tail : part + j;                                                              \
+            wide first = load_f8(to) + va * load_##NAME(a + at), second = vb * load_##NAME(b + at);           \
+            first += vc * load_##NAME(c + at);                                                                \
+            second += ve * load_##NAME(e + at);                                                               \
+            first += vf * load_##NAME(f + at);                                                                \
+            second += vg * load_##NAME(g + at);                                                               \
+            first += vh * load_##NAME(h + at);                                                                \
+            second += vk * load_##NAME(k + at);                                                               \
+            store(to, first + second);                                                                        \
         }                                                                                                     \
         for (; j < d; j++)                                                                                    \
             for (int r = 0; r < TOGETHER; r++)                                                                \
@@ -410,124 +659,370 @@ static void move(double *restrict high, double *restrict low, double *restrict p
                         double *restrict out)                                                                 \
     {                                                                                                         \
         i64 i = 0;                                                                                            \
+        double tail[WIDTH];                                                                                   \
+        set_tail(u, d, tail);                                                                                 \
         for (; i + TOGETHER <= n; i += TOGETHER) {                                                            \
             const TYPE *row[TOGETHER];                                                                        \
             for (int r = 0; r < TOGETHER; r++)                                                                \
                 row[r] = x + (i + r) * stride;                                                                \
-            dots_##NAME(row, u, d, out + i);                                                                  \
+            dots_##NAME(row, u, tail, d, out + i);                                                            \
         }                                                                                                     \
         for (; i < n; i++)                                                                                    \
-            out[i] = dot_##NAME(x + i * stride, u, d);                                                        \
+            out[i] = dot_##NAME(x + i * stride, u, tail, d);                                                  \
         return 0;                                                                                             \
     }                                                                                                         \
-    /* near[i] = |scale (x[i] - centre)|^2 and far[i] = |scale x[i]|^2 of the first n rows */                 \
-    i64 squares_##NAME(const TYPE *restrict x, i64 stride, i64 n, i64 d, const double *restrict centre,       \
-                       const double *restrict scale, double *restrict near, double *restrict far)             \
+    /* near[0 .. 3] = |scale (x - centre)|^2 and, if asked for, far = |scale x|^2 of four rows */             \
+    static inline __attribute__((always_inline)) void squares_##NAME(                                         \
+        const TYPE *const *row, const double *centre, const double *scale, const double *tails, i64 d,        \
+        double *near, double *far, const int both)                                                            \
     {                                                                                                         \
-        for (i64 i = 0; i < n; i++) {                                                                         \
-            const TYPE *row = x + i * stride;                                                                 \
-            wide first = {0}, second = {0};                                                                   \
-            double inner = 0, outer = 0;                                                                      \
-            i64 j = 0;                                                                                        \
-            for (; j + WIDTH <= d; j += WIDTH) {                                                              \
-                wide value = load_##NAME(row + j), by = load_f8(scale + j);                                   \
-                wide off = (value - load_f8(centre + j)) * by;                                                \
-                value *= by;                                                                                  \
-                first += off * off;                                                                           \
-                second += value * value;                                                                      \
+        wide A = {0}, B = {0}, C = {0}, E = {0}, F = {0}, G = {0}, H = {0}, K = {0};                          \
+        i64 j = 0;                                                                                            \
+        for (; j < d && d >= WIDTH; j += WIDTH) {                                                             \
+            const i64 last = j + WIDTH > d, at = last ? d - WIDTH : j;                                        \
+            wide from = load_f8(last ? tails : centre + j), by = load_f8(last ? tails + WIDTH : scale + j);   \
+            wide a = load_##NAME(row[0] + at) * by, b = load_##NAME(row[1] + at) * by;                        \
+            wide c = load_##NAME(row[2] + at) * by, e = load_##NAME(row[3] + at) * by;                        \
+            if (both) {                                                                                       \
+                F += a * a, G += b * b, H += c * c, K += e * e;                                               \
+                a = (load_##NAME(row[0] + at) - from) * by, b = (load_##NAME(row[1] + at) - from) * by;       \
+                c = (load_##NAME(row[2] + at) - from) * by, e = (load_##NAME(row[3] + at) - from) * by;       \
             }                                                                                                 \
-            for (; j < d; j++) {                                                                              \
-                double value = (double)row[j] * scale[j], off = ((double)row[j] - centre[j]) * scale[j];      \
-                inner += off * off;                                                                           \
-                outer += value * value;                                                                       \
-            }                                                                                                 \
-            near[i] = inner + across(first);                                                                  \
-            far[i] = outer + across(second);                                                                  \
+            A += a * a, B += b * b, C += c * c, E += e * e;                                                   \
         }                                                                                                     \
-        return 0;                                                                                             \
+        four_sums(A, B, C, E, near);                                                                          \
+        if (both)                                                                                             \
+            four_sums(F, G, H, K, far);                                                                       \
+        for (; j < d; j++)                                                                                    \
+            for (int r = 0; r < 4; r++) {                                                                     \
+                double value = (double)row[r][j] * scale[j], off = ((double)row[r][j] - centre[j]) * scale[j]; \
+                near[r] += off * off;                                                                         \
+                if (both)                                                                                     \
+                    far[r] += value * value;                                                                  \
+            }                                                                                                 \
     }                                                                                                         \
-    i64 gradient_##NAME(const TYPE *restrict x, i64 rows, i64 stride, const i64 *restrict places, i64 n,      \
-                        i64 d, const double *restrict u, double constant, const double *y,                    \
-                        const double *norm, const double *unit, const double *shrink, i64 loss, double width, \
-                        double clip, double rms, i64 chain, double *restrict total)                           \
+    /* Measures the first n rows; where nothing is raised (by 0), centre is taken for 0. */                   \
+    i64 measure_##NAME(const TYPE *restrict x, i64 stride, i64 n, i64 d, const double *centre,                \
+                       const double *scale, double base, double length, double by, double least,              \
+                       double radius, const uint8_t *blank, double *shrink, double *norm)                     \
     {                                                                                                         \
-        const struct terms with = {y, norm, unit, shrink, constant, clip, width, rms, loss};                  \
-        double *high = total, *low = total + d + 2, *part = total + 2 * (d + 2);                              \
-        i64 bad = places ? 0 : n > rows, since = 0;                                                           \
-        for (i64 i = 0; places && i < n; i++)                                                                 \
-            bad |= (u64)places[i] >= (u64)rows;                                                               \
-        if (bad || chain < 2 * TOGETHER)                                                                      \
-            return -1;                                                                                        \
-        memset(total, 0, 3 * (d + 2) * sizeof *total);                                                        \
-        for (i64 i = 0; i < n; i += TOGETHER) {                                                               \
-            i64 count = n - i < TOGETHER ? n - i : TOGETHER, p[TOGETHER], r = 0;                              \
-            const TYPE *row[TOGETHER];                                                                        \
-            double v[TOGETHER];                                                                               \
-            for (r = 0; r < count; r++) {                                                                     \
-                p[r] = places ? places[i + r] : i + r;                                                        \
-                row[r] = x + p[r] * stride;                                                                   \
+        const struct measure how = {base, length, by, least, radius, blank, shrink, norm};                    \
+        double tails[2 * WIDTH], near[GROUP] = {0}, far[GROUP] = {0};                                         \
+        i64 bad = 0;                                                                                          \
+        set_tail(centre, d, tails);                                                                           \
+        set_tail(scale, d, tails + WIDTH);                                                                    \
+        for (i64 i = 0; i < n; i += GROUP) {                                                                  \
+            const i64 count = n - i < GROUP ? n - i : GROUP;                                                  \
+            for (i64 r = 0; r < count; r += 4) {                                                              \
+                const TYPE *row[4];                                                                           \
+                for (i64 k = 0; k < 4; k++) /* the last row again, where there is none */                     \
+                    row[k] = x + (i + (r + k < count ? r + k : count - 1)) * stride;                          \
+                if (by > 0)                                                                                   \
+                    squares_##NAME(row, centre, scale, tails, d, near + r, far + r, 1);                       \
+                else                                                                                          \
+                    squares_##NAME(row, centre, scale, tails, d, near + r, far + r, 0);                       \
             }                                                                                                 \
-            for (r = i + TOGETHER; places && r < n && r < i + 2 * TOGETHER; r++)                              \
-                prefetch(&with, places[r], (const char *)(x + places[r] * stride), d * (i64)sizeof(TYPE));    \
-            if (count == TOGETHER)                                                                            \
-                dots_##NAME(row, u, d, v);                                                          \
-            else                                                                                              \
-                for (r = 0; r < count; r++)                                                                   \
-                    v[r] = dot_##NAME(row[r], u, d);                                                          \
-            for (r = 0; r < count; r++)                                                                       \
-                v[r] = multiple(&with, p[r], v[r], part + d);                                                 \
-            if (count == TOGETHER)                                                                            \
-                add_##NAME(row, v, d, part);                                                        \
-            else                                                                                              \
-                for (r = 0; r < count; r++)                                                                   \
-                    add_one_##NAME(row[r], v[r], d, part);                                                    \
-            since += count;                                                                                   \
-            if (since + TOGETHER > chain)                                                                     \
-                move(high, low, part, d + 2), since = 0;                                                      \
+            bad += measured(&how, near, far, i, count);                                                       \
         }                                                                                                     \
-        move(high, low, part, d + 2);                                                                         \
-        return 0;                                                                                             \
+        return bad;                                                                                           \
+    }                                                                                                         \
+    /* z[0 .. d-1] = (unit x - centre) scale; returns the sum of its squares, and in `far` that of unit x scale */    \
+    static inline double shaped_##NAME(const TYPE *row, double unit, const double *centre, const double *scale, i64 d,\
+                                       double *z, double *far)                                                        \
+    {                                                                                                                 \
+        wide squares = {0}, others = {0};                                                                             \
+        double rest = 0, other = 0;                                                                                   \
+        i64 j = 0;                                                                                                    \
+        for (; j + WIDTH <= d; j += WIDTH) {                                                                          \
+            wide value = load_##NAME(row + j) * unit, by = load_f8(scale + j);                                        \
+            wide off = (value - load_f8(centre + j)) * by;                                                            \
+            value *= by;                                                                                              \
+            squares += off * off;                                                                                     \
+            others += value * value;                                                                                  \
+            store(z + j, off);                                                                                        \
+        }                                                                                                             \
+        for (; j < d; j++) {                                                                                          \
+            double value = (double)row[j] * unit;                                                                     \
+            z[j] = (value - centre[j]) * scale[j];                                                                    \
+            value *= scale[j];                                                                                        \
+            rest += z[j] * z[j];                                                                                      \
+            other += value * value;                                                                                   \
+        }                                                                                                             \
+        if (far)                                                                                                      \
+            *far = other + across(others);                                                                            \
+        return rest + across(squares);                                                                                \
+    }                                                                                                                 \
+    /* Measures the first n rows by a matrix: |z|^2 = base + |(x - centre) matrix|^2, beside |x|. `room` holds        \
+       WIDTH * pitch. */                                                                                              \
+    i64 mixed_##NAME(const TYPE *restrict x, i64 stride, i64 n, i64 d, const double *centre,                          \
+                     const double *ones, const double *matrix, i64 pitch, i64 upper, double *restrict room, double base,\
+                     double length, double by, double least, double radius, const uint8_t *blank, double *shrink,     \
+                     double *norm)                                                                                    \
+    {                                                                                                                 \
+        const struct measure how = {base, length, by, least, radius, blank, shrink, norm};                            \
+        double near[WIDTH] = {0}, far[WIDTH] = {0};                                                                   \
+        i64 bad = 0;                                                                                                  \
+        memset(room, 0, WIDTH * pitch * sizeof *room);                                                                \
+        for (i64 i = 0; i < n; i += WIDTH) {                                                                          \
+            const i64 count = n - i < WIDTH ? n - i : WIDTH;                                                          \
+            for (i64 r = 0; r < count; r++)                                                                           \
+                shaped_##NAME(x + (i + r) * stride, 1, centre, ones, d, room + r * pitch, far + r);                   \
+            mixed_squares(room, d, pitch, matrix, upper, near);                                                       \
+            bad += measured(&how, near, far, i, count);                                                               \
+        }                                                                                                             \
+        return bad;                                                                                                   \
+    }                                                                                                                 \
+    /* first[j] += sum of z[j] and out[j, k] += that of z[j] z[k] (k from j's vector on) over the first n rows, where z =\
+       shrink [(unit x - centre) scale; constant], clipped. `room` holds BLOCK * pitch. */                            \
+    i64 moments_##NAME(const TYPE *restrict x, i64 stride, i64 n, i64 d, const double *unit, const double *shrink,    \
+                       const double *centre, const double *scale, double constant, double clip, i64 pitch,            \
+                       double *restrict room, double *restrict first, double *restrict out)                           \
+    {                                                                                                                 \
+        memset(room, 0, BLOCK * pitch * sizeof *room);                                                                \
+        for (i64 i = 0; i < n; i += BLOCK) {                                                                          \
+            const i64 count = n - i < BLOCK ? n - i : BLOCK;                                                          \
+            for (i64 r = 0; r < count; r++) {                                                                         \
+                double *z = room + r * pitch, g = unit ? unit[i + r] : 1, h = shrink ? shrink[i + r] : 1;             \
+                double square = shaped_##NAME(x + (i + r) * stride, g, centre, scale, d, z, NULL);                    \
+                if (constant > 0)                                                                                     \
+                    z[d] = constant;                                                                                  \
+                scale_row(z, d + (constant > 0), h * clip_factor(h * sqrt(square + constant * constant), clip));      \
+            }                                                                                                         \
+            for (i64 j = 0; j < pitch; j += WIDTH) {                                                                  \
+                wide sum = load_f8(first + j);                                                                        \
+                for (i64 r = 0; r < count; r++)                                                                       \
+                    sum += load_f8(room + r * pitch + j);                                                             \
+                store(first + j, sum);                                                                                \
+            }                                                                                                         \
+            outer_sum(room, count, pitch, out);                                                                       \
+        }                                                                                                             \
+        return 0;                                                                                                     \
+    }                                                                                                                 \
+    /* first[j] += sum of z[j] and first[pitch + j] += that of z[j]^2 over the first n rows, where z = (unit x - centre)\
+       scale, and the row of both is clipped, and counts for nothing if shrink is 0. `room` holds pitch. */           \
+    i64 powers_##NAME(const TYPE *restrict x, i64 stride, i64 n, i64 d, const double *unit, const double *shrink,     \
+                      const double *centre, const double *scale, double clip, i64 pitch, double *restrict room,       \
+                      double *restrict first)                                                                         \
+    {                                                                                                                 \
+        memset(room, 0, pitch * sizeof *room);                                                                        \
+        for (i64 i = 0; i < n; i++) {                                                                                 \
+            double g = unit ? unit[i] : 1, h = shrink ? shrink[i] : 1;                                                \
+            wide fourth = {0}, factor;                                                                                \
+            double square = shaped_##NAME(x + i * stride, g, centre, scale, d, room, NULL);                           \
+            for (i64 j = 0; j < pitch; j += WIDTH) {                                                                  \
+                wide value = load_f8(room + j), two = value * value;                                                  \
+                fourth += two * two;                                                                                  \
+            }                                                                                                         \
+            factor = splat(h == 0 ? 0 : clip_factor(sqrt(square + across(fourth)), clip));                            \
+            if (factor[0] == 0)                                                                                       \
+                continue;                                                                                             \
+            for (i64 j = 0; j < pitch; j += WIDTH) {                                                                  \
+                wide value = load_f8(room + j);                                                                       \
+                store(first + j, load_f8(first + j) + value * factor);                                                \
+                store(first + pitch + j, load_f8(first + pitch + j) + value * value * factor);                        \
+            }                                                                                                         \
+        }                                                                                                             \
+        return 0;                                                                                                     \
+    }                                                                                                                 \
+    i64 gradient_##NAME(const TYPE *restrict x, i64 rows, i64 stride, const i64 *restrict places, i64 n, i64 d,       \
+                        const double *restrict u, double constant, const double *y, const double *norm,               \
+                        const double *unit, const double *shrink, i64 loss, double width, double clip, double rms,    \
+                        i64 chain, double *restrict total)                                                            \
+    {                                                                                                                 \
+        const struct terms with = {y, norm, unit, shrink, constant, clip, width, rms, loss};                          \
+        double *high = total, *low = total + d + 2, *part = total + 2 * (d + 2), ends[2][WIDTH] = {{0}};              \
+        i64 bad = places ? 0 : n > rows, since = 0;                                                                   \
+        for (i64 i = 0; places && i < n; i++)                                                                         \
+            bad |= (u64)places[i] >= (u64)rows;                                                                       \
+        if (bad || chain < 2 * TOGETHER)                                                                              \
+            return -1;                                                                                                \
+        const i64 most = chain < 2 * GROUP || GROUP * d * (i64)sizeof(TYPE) > 1 << 15 ? TOGETHER : GROUP;             \
+        memset(total, 0, 3 * (d + 2) * sizeof *total);                                                                \
+        set_tail(u, d, ends[0]);                                                                                      \
+        for (i64 i = 0; i < n; i += most) {                                                                           \
+            const i64 count = n - i < most ? n - i : most;                                                            \
+            const TYPE *row[GROUP];                                                                                   \
+            double v[GROUP];                                                                                          \
+            i64 r = 0;                                                                                                \
+            for (r = 0; r < count; r++)                                                                               \
+                row[r] = x + (places ? places[i + r] : i + r) * stride;                                               \
+            for (r = i + most; r < n && r < i + 2 * most; r++)                                                        \
+            prefetch(&with, places ? places[r] : r, (const char *)(x + (places ? places[r] : r) * stride),            \
+                     d * (i64)sizeof(TYPE));                                                                          \
+            for (r = 0; r + TOGETHER <= count; r += TOGETHER)                                                         \
+                dots_##NAME(row + r, u, ends[0], d, v + r);                                                           \
+            for (; r < count; r++)                                                                                    \
+                v[r] = dot_##NAME(row[r], u, ends[0], d);                                                             \
+            multiples(&with, places ? places + i : NULL, i, count, v, part + d);                                      \
+            for (r = 0; r + TOGETHER <= count; r += TOGETHER)                                                         \
+                add_##NAME(row + r, v + r, d, part, ends[1]);                                                         \
+            for (; r < count; r++)                                                                                    \
+                add_one_##NAME(row[r], v[r], d, part, ends[1]);                                                       \
+            since += count;                                                                                           \
+            if (since + most > chain)                                                                                 \
+                take_tail(part, d, ends[1]), move(high, low, part, d + 2), since = 0;                                 \
+        }                                                                                                             \
+        take_tail(part, d, ends[1]);                                                                                  \
+        move(high, low, part, d + 2);                                                                                 \
+        return 0;                                                                                                     \
     }
 
 GRADIENT(f8, double)
 GRADIENT(f4, float)
 GRADIENT(u1, uint8_t)
 
-/* The same of sparse rows (CSR, columns below d, none twice in a row): the first n. */
-i64 gradient_csr(const double *restrict data, const int32_t *restrict columns, const int32_t *restrict starts, i64 n,
-                 i64 d, const double *restrict u, double constant, const double *y, const double *norm,
+/* ---- The same of sparse rows: CSR, columns below d, none twice in a row; the first n ---- */
+
+#define SPARSE const double *restrict data, const int32_t *restrict columns, const int32_t *restrict starts, i64 n
+
+static inline double dot_csr(const double *restrict data, const int32_t *restrict columns, i64 n,
+                             const double *restrict u)
+{
+    double even = 0, odd = 0;
+    i64 k = 0;
+    for (; k + 2 <= n; k += 2) {
+        even += data[k] * u[columns[k]];
+        odd += data[k + 1] * u[columns[k + 1]];
+    }
+    return even + odd + (k < n ? data[k] * u[columns[k]] : 0);
+}
+
+i64 products_csr(SPARSE, const double *restrict u, double *restrict out)
+{
+    for (i64 i = 0; i < n; i++)
+        out[i] = dot_csr(data + starts[i], columns + starts[i], starts[i + 1] - starts[i], u);
+    return 0;
+}
+
+i64 gradient_csr(SPARSE, i64 d, const double *restrict u, double constant, const double *y, const double *norm,
                  const double *unit, const double *shrink, i64 loss, double width, double clip, double rms, i64 chain,
                  double *restrict total)
 {
     const struct terms with = {y, norm, unit, shrink, constant, clip, width, rms, loss};
     double *high = total, *low = total + d + 2, *part = total + 2 * (d + 2);
-    if (chain < 2 * TOGETHER)
+    if (chain < 2 * GROUP)
         return -1;
     memset(total, 0, 3 * (d + 2) * sizeof *total);
-    for (i64 i = 0, since = 0; i < n; i += TOGETHER) {
-        i64 count = n - i < TOGETHER ? n - i : TOGETHER;
-        double v[TOGETHER];
+    for (i64 i = 0, since = 0; i < n; i += GROUP) {
+        i64 count = n - i < GROUP ? n - i : GROUP;
+        double v[GROUP];
+        products_csr(data, columns, starts + i, count, u, v);
+        multiples(&with, NULL, i, count, v, part + d);
         for (i64 r = 0; r < count; r++) {
-            double even = 0, odd = 0;
             i64 k = starts[i + r], end = starts[i + r + 1];
-            for (; k + 2 <= end; k += 2) {
-                even += data[k] * u[columns[k]];
-                odd += data[k + 1] * u[columns[k + 1]];
+            for (; k + 4 <= end; k += 4) { /* four different columns */
+                double *a = part + columns[k], *b = part + columns[k + 1], *c = part + columns[k + 2],
+                       *e = part + columns[k + 3];
+                double one = *a + v[r] * data[k], two = *b + v[r] * data[k + 1], three = *c + v[r] * data[k + 2],
+                       four = *e + v[r] * data[k + 3];
+                *a = one, *b = two, *c = three, *e = four;
             }
-            v[r] = even + odd + (k < end ? data[k] * u[columns[k]] : 0);
-        }
-        for (i64 r = 0; r < count; r++)
-            v[r] = multiple(&with, i + r, v[r], part + d);
-        for (i64 r = 0; r < count; r++)
-            for (i64 k = starts[i + r]; k < starts[i + r + 1]; k++)
+            for (; k < end; k++)
                 part[columns[k]] += v[r] * data[k];
+        }
         since += count;
-        if (since + TOGETHER > chain)
+        if (since + GROUP > chain)
             move(high, low, part, d + 2), since = 0;
     }
     move(high, low, part, d + 2);
     return 0;
 }
+
+/* As measure_f8, but from stored values alone: |scale (x - centre)|^2 is `origin`, that of a row of zeros, and x (x -
+   twice) square of stored ones, twice = 2 centre and square = scale^2. It is rounded upwards by 2^-30 of what is
+   added up, which covers the roundings of 2^22 terms. */
+i64 measure_csr(SPARSE, const double *restrict twice, const double *restrict square, double origin, double length,
+                double by, double least, double radius, const uint8_t *blank, double *shrink, double *norm)
+{
+    const struct measure how = {0, length, by, least, radius, blank, shrink, norm};
+    double near[GROUP] = {0}, far[GROUP] = {0};
+    i64 bad = 0;
+    for (i64 i = 0; i < n; i += GROUP) {
+        i64 count = n - i < GROUP ? n - i : GROUP;
+        for (i64 r = 0; r < count; r++) {
+            double sum = 0, size = 0, outer = 0;
+            for (i64 k = starts[i + r]; k < starts[i + r + 1]; k++) {
+                double x = data[k], by_square = x * square[columns[k]], term = by_square * (x - twice[columns[k]]);
+                sum += term, size += fabs(term), outer += by_square * x;
+            }
+            near[r] = (origin + sum < 0 ? 0 : origin + sum) + 0x1p-30 * (origin + size), far[r] = outer;
+        }
+        bad += measured(&how, near, far, i, count);
+    }
+    return bad;
+}
+
+/* first[j] += sum of z[j] and first[d + j] += that of z[j]^2, where z = shrink unit x scale */
+i64 powers_csr(SPARSE, i64 d, const double *unit, const double *shrink, const double *restrict scale,
+               double *restrict first)
+{
+    double *second = first + d;
+    for (i64 i = 0; i < n; i++) {
+        double factor = (unit ? unit[i] : 1) * (shrink ? shrink[i] : 1);
+        for (i64 k = starts[i]; k < starts[i + 1]; k++) {
+            double z = factor * data[k] * scale[columns[k]];
+            first[columns[k]] += z;
+            second[columns[k]] += z * z;
+        }
+    }
+    return 0;
+}
+
+/* ---- Sums over margins, and tables mapped by public bounds ---- */
+
+/* total[0] + total[1] = the sum of residual * margin, clamped to `clip` on both sides, over n rows with x . u in
+   `products`; what is not a number counts as 0. total has room for 3. */
+i64 stretch(const double *restrict products, i64 n, double constant, const double *y, const double *unit,
+            const double *shrink, i64 loss, double width, double clip, i64 chain, double *total)
+{
+    memset(total, 0, 3 * sizeof *total);
+    for (i64 i = 0, since = 0; i < n; i += WIDTH) {
+        const i64 count = n - i < WIDTH ? n - i : WIDTH;
+        double mine[4][WIDTH] = {{0}};
+        const double *given[4] = {products + i, y + i, unit ? unit + i : NULL, shrink ? shrink + i : NULL};
+        for (int k = 0; k < 4 && count < WIDTH; k++)
+            if (given[k])
+                given[k] = memcpy(mine[k], given[k], count * sizeof(double));
+        wide margin = load_f8(given[0]) * (given[2] ? load_f8(given[2]) : splat(1)) + constant;
+        margin *= given[3] ? load_f8(given[3]) : splat(1);
+        wide moved = residuals(loss, width, margin, load_f8(given[1])) * margin;
+        moved = choose((signs)(absolute(moved) < splat(INFINITY)), moved, splat(0));
+        moved = choose((signs)(moved > splat(clip)), splat(clip), moved);
+        moved = choose((signs)(moved < splat(-clip)), splat(-clip), moved);
+        for (i64 k = count; k < WIDTH; k++)
+            moved[k] = 0;
+        total[2] += across(moved);
+        since += WIDTH;
+        if (since + WIDTH > chain)
+            move(total, total + 1, total + 2, 1), since = 0;
+    }
+    move(total, total + 1, total + 2, 1);
+    return 0;
+}
+
+/* out = (x - low) scale, clamped to [0, 1]; NaN where x is not finite. Returns how many rows have one. */
+#define MAPPED(NAME, TYPE)                                                                                    \
+    i64 mapped_##NAME(const TYPE *restrict x, i64 stride, i64 n, i64 d, const double *restrict low,           \
+                      const double *restrict scale, float *restrict out)                                      \
+    {                                                                                                         \
+        i64 broken = 0;                                                                                       \
+        for (i64 i = 0; i < n; i++) {                                                                         \
+            const TYPE *row = x + i * stride;                                                                 \
+            float *to = out + i * d, odd = 0;                                                                 \
+            for (i64 j = 0; j < d; j++) {                                                                     \
+                double value = (double)row[j], share = (value - low[j]) * scale[j];                           \
+                share = share > 0 ? share : 0;                                                                \
+                share = share < 1 ? share : 1;                                                                \
+                to[j] = (float)share + (float)(value - value);                                                \
+                odd += (float)(value - value);                                                                \
+            }                                                                                                 \
+            broken += !(odd == 0);                                                                            \
+        }                                                                                                     \
+        return broken;                                                                                        \
+    }
+
+MAPPED(f8, double)
+MAPPED(f4, float)
 
 /* ---- Norms of a linear layer's per-example gradients, and the factors that follow ---- */
 

@@ -65,6 +65,8 @@ _SECONDS = 60  # seconds for one build
 
 _P, _I, _D = "pointer", "integer", "number"
 _TERMS = (_P, _D, _P, _P, _P, _P, _I, _D, _D, _D, _I, _P)
+_ROWS, _CSR = (_P, _I, _I, _I), (_P, _P, _P, _I)
+_MEASURE = (_D, _D, _D, _D, _P, _P, _P)
 _DENSE = "f8", "f4", "u1"
 _OUTER = (_P, _P, _P, _P, _I, _I, _I, _I, _I, _I)
 _SIGNATURES = {
@@ -76,9 +78,17 @@ _SIGNATURES = {
     "leaps": (_P, _I, _P, _I, _I, _P, _P),
     "settle": (_P, _I, _P, _I),
     **{f"gradient_{kind}": (_P, _I, _I, _P, _I, _I, *_TERMS) for kind in _DENSE},
-    "gradient_csr": (_P, _P, _P, _I, _I, *_TERMS),
-    **{f"products_{kind}": (_P, _I, _I, _I, _P, _P) for kind in _DENSE},
-    **{f"squares_{kind}": (_P, _I, _I, _I, _P, _P, _P, _P) for kind in _DENSE},
+    **{f"products_{kind}": (*_ROWS, _P, _P) for kind in _DENSE},
+    **{f"measure_{kind}": (*_ROWS, _P, _P, _D, *_MEASURE) for kind in _DENSE},
+    **{f"mixed_{kind}": (*_ROWS, _P, _P, _P, _I, _I, _P, _D, *_MEASURE) for kind in _DENSE},
+    **{f"moments_{kind}": (*_ROWS, _P, _P, _P, _P, _D, _D, _I, _P, _P, _P) for kind in _DENSE},
+    **{f"powers_{kind}": (*_ROWS, _P, _P, _P, _P, _D, _I, _P, _P) for kind in _DENSE},
+    "gradient_csr": (*_CSR, _I, *_TERMS),
+    "products_csr": (*_CSR, _P, _P),
+    "measure_csr": (*_CSR, _P, _P, _D, *_MEASURE),
+    "powers_csr": (*_CSR, _I, _P, _P, _P, _P),
+    "stretch": (_P, _I, _D, _P, _P, _P, _I, _D, _D, _I, _P),
+    **{f"mapped_{kind}": (*_ROWS, _P, _P, _P) for kind in ("f8", "f4")},
     "add_squares": (_P, _P, _P, _I, _I, _I, _D, _D, _P),
     "factors": (_P, _I, _D, _D, _P),
     "weighted_rows": (_P, _P, _I, _I, _P),

@@ -259,27 +259,23 @@ class Stretch:
         features, loss = self.gradient.features, self.gradient.loss
         u, constant = features.unfold(w)
         total = Sum(len(records), (1,))
+        if (quick := self._quick(records, u, constant, bound, total.rows)) is not None:
+            return np.array([quick])
         with np.errstate(over="ignore", invalid="ignore"):
-            for margins, y, weight in _margins(records, features, u, constant, total.rows):
-                moved = loss.residual(margins, y) * margins
+            for block in records.blocks(features):
+                margins = block.margins(u, constant)
+                moved = loss.residual(margins, block.y) * margins
                 each = bound.apply(moved[:, None] if moved.ndim == 1 else moved.sum(axis=1, keepdims=True))
-                total.add(weighed(each, weight, bound).sum(axis=0), len(each))
+                total.add(weighed(each, block.weight, bound).sum(axis=0), len(each))
         return total.value
 
-
-def _margins(
-    records: Any, features: Features, u: Array, constant: Any, rows: int
-) -> Iterator[tuple[Array, Array, Array | None]]:
-    """Yield margins, targets and weights of at most so many records at a time."""
-    raw = records.raw(features) if type(records) is Table else None
-    margins = None if raw is None else raw.margins(u, constant)
-    if margins is None:
-        for block in records.blocks(features):
-            yield block.margins(u, constant), block.y, block.weight
-        return
-    for start in range(0, len(margins), rows):
-        y = np.asarray(records.y[start : start + rows], dtype=np.float64)
-        yield margins[start : start + rows], y, None
+    def _quick(self, records: Table, u: Array, constant: Any, bound: ClipValue, rows: int) -> float | None:
+        """Return the sum by a kernel; None where there is none for it."""
+        raw = records.raw(self.gradient.features) if type(records) is Table else None
+        loss = self.gradient.kernel_loss(bound.high)
+        if raw is None or loss is None or bound.low != -bound.high:
+            return None
+        return raw.stretch(u, constant, loss, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +326,11 @@ class Spread:
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
         d = self.features.width
         sums = Sum(len(records), (d,)), Sum(len(records), (d, d) if self.gram else (d,))
-        for block in records.blocks(self.features):
+        quick = self._quick(records, sums[0].rows)
+        for first, second, count in quick or ():
+            sums[0].add(first, count)
+            sums[1].add(second, count)
+        for block in records.blocks(self.features) if quick is None else ():
             if sparse.issparse(block.x) and not self.gram:
                 u, each = _shrunk(block, self.features), weighed(np.ones(len(block.norm)), block.weight)
                 sums[0].add(u.T @ each, u.shape[0])
@@ -346,6 +346,21 @@ class Spread:
             return smaller * np.concatenate([MEAN_WEIGHT * first, second])
         edge = MEAN_WEIGHT / math.sqrt(2) * first
         return smaller * np.block([[second, edge[:, None]], [edge[None], np.zeros((1, 1))]])
+
+    def _quick(self, records: Table, rows: int) -> Iterator[tuple[Array, Array, int]] | None:
+        """Return Σ u and Σ u uᵀ, or Σ u², of at most so many rows each; None without a kernel."""
+        raw = records.raw(self.features) if type(records) is Table else None
+        centre, scale, d = (
+            np.asarray(self.features.centre),
+            np.asarray(self.features.scale),
+            self.features.width,
+        )
+        if raw is None or centre.any():
+            return None
+        if self.gram:
+            return raw.moments(centre, scale, 0.0, math.inf, rows)
+        powers = raw.powers(centre, scale, math.inf, rows) if raw.stored.kind == "csr" else None
+        return None if powers is None else ((part[:d], part[d:], count) for part, count in powers)
 
 
 def _shrunk(block: Block, features: Features) -> Any:

@@ -46,7 +46,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing import validate
-from farthing.data.tables import Features, Table, Weighted
+from farthing.data.tables import Block, Features, Table, Weighted
 from farthing.data.weighted import root, weighed
 from farthing.errors import InvalidValue
 from farthing.ledger.ledger import Ledger
@@ -249,9 +249,14 @@ class RowMoments:
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
         total, size = Sum(len(records), self.shape), self.features.size
-        for block in records.blocks(self.plain):
+        raw = records.raw(self.plain) if type(records) is Table and not self.features.intercept else None
+        centre, scale = np.asarray(self.features.centre), np.asarray(self.features.scale)
+        quick = None if raw is None else raw.powers(centre, scale, bound.clip, total.rows)
+        for part, count in quick or ():
+            total.add(part, count)
+        for block in records.blocks(self.plain) if quick is None else ():
             both = np.empty((len(block.norm), 2 * size))
-            both[:, :size] = self.features.rows(block.x, block.unit)
+            both[:, :size] = _there(self.features.rows(block.x, block.unit), block)
             with np.errstate(over="ignore", invalid="ignore"):
                 np.square(both[:, :size], out=both[:, size:])
             total.add(weighed(_clipped(both, bound.clip), block.weight).sum(axis=0), len(both))
@@ -271,11 +276,26 @@ class RowScatter:
         return (self.features.size, self.features.size)
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipOuter) -> Array:
-        total = Sum(len(records), (self.features.size, self.features.size))
-        for block in records.blocks(self.plain):
-            rows = weighed(_clipped(self.features.rows(block.x, block.unit), bound.clip), root(block))
+        total, features = Sum(len(records), (self.features.size, self.features.size)), self.features
+        raw = records.raw(self.plain) if type(records) is Table else None
+        centre, scale = np.asarray(features.centre), np.asarray(features.scale)
+        quick = (
+            None if raw is None else raw.moments(centre, scale, features.intercept, bound.clip, total.rows)
+        )
+        for _, part, count in quick or ():
+            total.add(part, count)
+        for block in records.blocks(self.plain) if quick is None else ():
+            rows = _there(features.rows(block.x, block.unit), block)
+            rows = weighed(_clipped(rows, bound.clip), root(block))
             total.add(rows.T @ rows, len(rows))
         return total.value
+
+
+def _there(rows: Array, block: Block) -> Array:
+    """Return rows of which those of blank records are zeros; ``block`` has no radius."""
+    if block.shrink is not None:
+        rows[block.shrink == 0] = 0.0
+    return rows
 
 
 def _clipped(rows: Array, clip: float) -> Array:
