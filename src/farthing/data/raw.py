@@ -90,8 +90,8 @@ class Stored(NamedTuple):
 class Gauge(NamedTuple):
     """How rows are measured: |z|² is ``base`` + |A (x - c)|², A a diagonal (``scale``) or a matrix.
 
-    A norm is raised to ``by`` (|A x| + ``length``) (|x|, where A is a matrix) and to ``least``, and longer ones
-    are shrunk to ``radius``.
+    A norm is raised to ``by`` (|A x| + ``length``) (|x|, where A is a matrix) and to ``least``, and longer
+    ones are shrunk to ``radius``.
     """
 
     centre: Array
@@ -135,7 +135,7 @@ class Raw(NamedTuple):
         return products
 
     def stretch(self, u: Array, constant: Any, loss: KernelLoss, chain: int) -> float | None:
-        """Return Σ residual · margin, each term clamped to the loss's clip; None where no kernel sums them."""
+        """Return Σ residual · margin, each term clamped to the loss's clip; None without a kernel."""
         found, products = native.kernels(), self._products(u)
         if found is None or products is None or self.stored.y is None:
             return None
@@ -186,12 +186,14 @@ class Raw(NamedTuple):
     ) -> Iterator[tuple[Array, int]] | None:
         """Return Σ [z; z²] of at most so many rows each, z = A (g x - c), the row of both clipped.
 
-        A is a diagonal, ``scale``. A row with h = 0 counts for nothing; sparse rows are shrunk by h and neither
-        centred nor clipped. None where no kernel sums them.
+        A is a diagonal, ``scale``. A row with h = 0 counts for nothing. Sparse rows are shrunk by h; no
+        kernel centres or clips them. None where none sums them.
         """
         rows_, d = self.stored, self.stored.width
         found, csr = native.kernels(self.number * d), self.stored.kind == "csr"
-        if found is None or self.places is not None or np.ndim(scale) == 2 or (csr and np.any(centre)):
+        if found is None or self.places is not None or np.ndim(scale) == 2:
+            return None
+        if csr and (np.any(centre) or clip < np.inf):
             return None
         centre, scale, pitch = np.ascontiguousarray(centre), np.ascontiguousarray(scale), padded(d)
         kernel, room = found["powers_" + rows_.kind], np.empty(pitch)
@@ -235,7 +237,7 @@ class Raw(NamedTuple):
 
 
 def mapped(X: Any, low: Array, scale: Array) -> NDArray[np.float32] | None:
-    """Return (X - low) scale in float32, clamped to [0, 1], NaN for what is not finite; None without a kernel."""
+    """Return (X - low) scale in float32, within [0, 1], NaN for what is not finite; None without a kernel."""
     rows = stored(X, None)
     found = native.kernels(X.size)
     if rows is None or found is None or rows.kind not in ("f8", "f4"):

@@ -158,19 +158,18 @@ class Features:
         length, |A| |v| (|g x| + |c|), is at most 2⁸ clips, as the theorem of `farthing.noise.summing`
         requires.
         """
-        if self.spread == 1:
+        length, by = self.cancels
+        if not by:
             return norm
-        scale: Any = 1.0 if np.ndim(self.scale) == 2 else self.scale
-        inner = np.sqrt(_squares(x, scale))
-        return self.raised(norm, inner if unit is None else unit * inner)
+        inner = np.sqrt(_squares(x, 1.0 if np.ndim(self.scale) == 2 else self.scale))
+        return np.maximum(norm, (length + (inner if unit is None else unit * inner)) * by)
 
-    def raised(self, norm: Array, length: Array) -> Array:
-        """Return `at_least` for rows of this length |A x| (|x|, where A is a matrix)."""
-        if self.spread == 1:
-            return norm
-        scale: Any = 1.0 if np.ndim(self.scale) == 2 else self.scale
-        length = length + np.linalg.norm(np.asarray(self.centre) * scale)
-        return np.maximum(norm, length * (self.across / _SPREAD))
+    @property
+    def cancels(self) -> tuple[float, float]:
+        """Return |A c| (|c|, where A is a matrix), and the factor of `at_least`; 0 where nothing cancels."""
+        scale = 1.0 if np.ndim(self.scale) == 2 else np.asarray(self.scale)
+        length = float(np.linalg.norm(np.asarray(self.centre) * scale))
+        return length, 0.0 if self.spread == 1 else self.across / _SPREAD
 
     def _mapped(self, columns: Array, records: int) -> Array:
         """Return A times sums over so many records; a matrix A in parts with few roundings."""
@@ -426,18 +425,11 @@ class Table:
         """Return g, h and |z| of all rows by a kernel; None where there is none for them."""
         if self._map is not None or self._unit or not self._sound:
             return None
-        rows, matrix = self._stored(), np.ndim(features.scale) == 2
-        if rows is None or (matrix and rows.kind == "csr"):
+        rows, radius = self._stored(), np.inf if features.radius is None else features.radius
+        if rows is None or (rows.kind == "csr" and np.ndim(features.scale) == 2):
             return None
-        centre, scale = np.asarray(features.centre), np.asarray(features.scale)
-        raised = features.spread != 1
-        gauge = Gauge(
-            *(centre, scale, features.intercept**2),
-            float(np.linalg.norm(centre * (1.0 if matrix else scale))),
-            *(features.across / _SPREAD if raised else 0.0, _LEAST),
-            np.inf if features.radius is None else features.radius,
-        )
-        found = rows.measured(gauge, self._blank)
+        ends = np.asarray(features.centre), np.asarray(features.scale), features.intercept**2
+        found = rows.measured(Gauge(*ends, *features.cancels, _LEAST, radius), self._blank)
         return None if found is None else (None, *found)
 
     def _measured_in_blocks(self, features: Features) -> Factors:

@@ -12,7 +12,8 @@ All releases are Gaussian and full-batch, so that the budget divides exactly: sh
 3. `STEPS` gradients of z = [(x - mean) · scale; b], clipped at C √E|z|², with momentum; the answer is the
    mean of the later iterates. Where noise is small there are up to `LONGEST` times as many and C grows, so
    that a growing budget leads to the optimum without privacy. Steps end early there: whenever a released
-   gradient is mostly noise, the rest of its part buys half as many, with less of it, down to `LAST`;
+   gradient is mostly noise, or has little in common with the one before, the rest of its part buys half as
+   many, with less of it, down to `LAST`;
 4. the derivative of the loss in the length of the weights, three times (`LENGTH` of 3.): clipping and noise
    make weights too long or too short, and probabilities with them. A record's part is residual · margin,
    clamped. Where the noise on it is large (`CLEAR`), it is left out and weights are shortened by `SHORTER`.
@@ -95,7 +96,8 @@ STEPS, MOMENTUM, AVERAGED = 40, 0.5, 0.5
 MEAN_WEIGHT = 0.7  # α: means are asked for so much louder than second moments
 INTERCEPT = 0.15  # b over the typical |z|
 LONGEST = 10.0  # times `STEPS` at most, where noise is small
-AMPLE, SETTLED, LAST = 1.5, 1.3, 6  # from so many times on, steps end early: `along`
+AMPLE, LAST = 1.5, 8  # from so many times on, steps end early: `along`
+SETTLED, UNLIKE, CLOSE = 1.3, 0.1, 4.0  # in squared lengths of the noise: `_settled`
 LENGTH, CLEAR = 0.03, 0.1  # of μ², for the length of the weights; the most noise at which it is asked for
 FACTORS, SHORTER = (1.5, 1.25, 1.12), 0.6  # by which weights grow or shrink; where nothing is asked
 MARGIN = ClipValue(-4.0, 4.0)
@@ -177,19 +179,32 @@ def along(
         rates[-1] = min(1 / (curvature * height**2), 2 * reach / height)
     velocity, total, count = np.zeros_like(w), np.zeros_like(w), 0
     t, left, each, first = 0, part, part / steps, steps * (1 - AVERAGED)
+    before: Array | None = None
     while t < steps:
         t += 1
         slope, noise = schedule.mean(each, gradient, bound, w)
-        left -= each
-        if ample and steps - t > LAST and np.square(slope).sum() < SETTLED * slope.size * noise**2:
+        left, last, before = left - each, before, slope.copy()
+        if ample and steps - t > LAST and _settled(slope, last, noise):
             steps, first = t + max(LAST, (steps - t) // 2), t  # what is left buys fewer, with less noise
-            each = left / (steps - t)
+            each, before = left / (steps - t), None
         slope[:d] += directions @ ((directions.T @ slope[:d]).T * longer).T
         velocity = MOMENTUM * velocity - (slope.T * rates).T
         w = w + velocity
         if t > first:
             total, count = total + w, count + 1
         yield t, total / count if count else w
+
+
+def _settled(slope: Array, before: Array | None, noise: float) -> bool:
+    """Return whether a released gradient is mostly noise, or shares nothing with the one before but noise.
+
+    A descent that has arrived goes to and fro in its own noise: gradients are longer than that of one answer,
+    but point nowhere together.
+    """
+    one, square = slope.size * noise**2, float(np.square(slope).sum())
+    if square < SETTLED * one or before is None:
+        return square < SETTLED * one
+    return square < CLOSE * one and float(np.vdot(slope, before)) < UNLIKE * one
 
 
 def _drowned(schedule: BudgetSchedule, problem: Problem) -> bool:
