@@ -16,7 +16,7 @@ def layer(depth, width, bias):
     net = nn.LSTM(depth, width, batch_first=True, bias=bias)
     biases = (net.bias_ih_l0, net.bias_hh_l0) if bias else (None, None)
     parts = (net.weight_ih_l0, net.weight_hh_l0, *biases)
-    return net, steps.Weights(*(None if p is None else p.detach() for p in parts))
+    return net, steps.LayerWeights(*(None if p is None else p.detach() for p in parts))
 
 
 def close(one, other, slack=2e-5):

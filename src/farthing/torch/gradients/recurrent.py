@@ -170,7 +170,7 @@ def _sweep(
         tape.put(w_hh, lambda: Outer(hidden, Factor(tape.grouped(states, 0))))
         tape.put(b_hh, lambda: summed(hidden))
 
-    weights = steps.Weights(w_ih, w_hh, b_ih, b_hh)
+    weights = steps.LayerWeights(w_ih, w_hh, b_ih, b_hh)
     if isinstance(module, nn.LSTM) and w_hr is None and steps.fits(x, weights):
         out, c = steps.Lstm.apply(tape.plan.anchor, x, h, c, weights, then)  # type: ignore[no-untyped-call]
         kept.append(out.detach())

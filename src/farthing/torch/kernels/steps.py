@@ -14,7 +14,7 @@ from farthing.noise import native
 from farthing.torch.kernels.positions import available, in_threads
 
 
-class Weights(NamedTuple):
+class LayerWeights(NamedTuple):
     """The weights of a layer: of its input, of the state before, and their biases."""
 
     input: Tensor
@@ -23,17 +23,17 @@ class Weights(NamedTuple):
     other: Tensor | None = None
 
 
-def fits(x: Tensor, weights: Weights) -> bool:
+def fits(x: Tensor, weights: LayerWeights) -> bool:
     """Return whether the steps of such an input are run here."""
     alike = all(p is None or (p.dtype is torch.float32 and p.is_contiguous()) for p in weights)
     return alike and x.dtype is torch.float32 and x.numel() > 0 and available(x.device)
 
 
 class Lstm(torch.autograd.Function):
-    """Return all states (records, steps, width) and the last cell, for x (records, steps, depth).
+    """All states (records, steps, width) of an LSTM and its last cell, for x (records, steps, depth).
 
     The backward pass runs once: the gradient of what goes into the gates, which is handed to ``then``, is
-    written over the gates. Weights get none. ``anchor`` requires a gradient, for an x that does not.
+    written over the gates. LayerWeights get none. ``anchor`` requires a gradient, for an x that does not.
     """
 
     @staticmethod
@@ -43,7 +43,7 @@ class Lstm(torch.autograd.Function):
         x: Tensor,
         h: Tensor,
         c: Tensor,
-        weights: Weights,
+        weights: LayerWeights,
         then: Callable[[Tensor], None],
     ) -> tuple[Tensor, Tensor]:
         """Run all steps."""
@@ -74,7 +74,7 @@ def _run(
     inputs: tuple[Tensor, ...],
     shared: tuple[Tensor | None, ...],
     outputs: tuple[Tensor | None, ...],
-    weights: Weights,
+    weights: LayerWeights,
 ) -> None:
     """Call a kernel for shares of the records, which are the first axis of inputs and outputs."""
     kernels = native.kernels()
