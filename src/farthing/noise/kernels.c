@@ -327,7 +327,7 @@ static inline double across(wide sums)
 }
 
 /* e^x, to two units in the last place; of x beyond 708 on either side that of 708. NaN stays. */
-static inline wide exponential(wide x)
+static inline wide wide_exponential(wide x)
 {
     x = choose((signs)(x < splat(-708)), splat(-708), x);
     x = choose((signs)(x > splat(708)), splat(708), x);
@@ -362,7 +362,7 @@ struct terms {
 static inline wide residuals(i64 loss, double width, wide margin, wide y)
 {
     if (loss == LOGISTIC)
-        return 1 / (1 + exponential(-margin)) - y;
+        return 1 / (1 + wide_exponential(-margin)) - y;
     if (loss == SQUARED)
         return margin - y;
     wide sign = 2 * y - 1, below = (1 + width - sign * margin) / splat(2 * width);
