@@ -64,6 +64,16 @@ def test_a_run_s_file_trains_a_network_over_guards(served, tmp_path):
     assert main(["ledger", "verify", str(tmp_path / "b" / "b.ledger")]) == 0
 
 
+def test_noise_that_is_correlated_over_rounds_runs_from_a_file(served, tmp_path):
+    def party(text):
+        return text.replace('"poisson:0.1"]', '"poisson:0.1", "cyclic:0.1:2"]\nbands = 2')
+
+    _, _, report = served(f"{FEDSGD}\nbands = 2", party=party)
+    assert (report["rounds"], report["parties"][0]["state"]) == (4, "spent")
+    verdict = main(["ledger", "verify", str(tmp_path / "a" / "a.ledger")])
+    assert verdict == 0
+
+
 @pytest.mark.slow
 def test_local_steps_and_whole_updates_run_from_a_file_as_well(served):
     _, _, report = served('name = "fedavg"\nrounds = 2\nlocal_steps = 2\nlocal_lr = 0.2')

@@ -11,7 +11,7 @@ from farthing.accounting.correlated import best_exponent
 from farthing.data.tables import Features, Table
 from farthing.deploy.messages import forms
 from farthing.errors import InvalidValue, Unsupported
-from farthing.federated import Ask, ClientAgent, Invitation, Parties, Simulated, fedsgd
+from farthing.federated import Ask, ClientAgent, InTurn, Invitation, Parties, Simulated, fedsgd
 from farthing.linear.losses import LinearGradient, logistic, squared
 from farthing.queries.correlated import BandedShare, coefficients, spread
 from farthing.queries.events import PoissonEvent, RepeatedEvent
@@ -173,4 +173,4 @@ def test_what_no_theorem_covers_is_refused():
     with pytest.raises(Unsupported, match="one alone has none"):
         clients.ask_one(0, LinearGradient(logistic, Features(WIDTH)), np.zeros(WIDTH + 1))
     with pytest.raises(Unsupported, match="only be simulated"):
-        forms.invitation(invitation())
+        forms.invitation(Invitation(1.0, InTurn(), 9))

@@ -334,8 +334,6 @@ class RunFile:
             raise InvalidValue("trust must be local or distributed: a guard releases nothing without noise")
         if self.job.trusted is not Trust.LOCAL and self.averaging.sees_uploads:
             raise InvalidValue("[averaging] needs local trust: under distributed trust only sums are seen")
-        if self.job.options.get("bands", 1) > 1:
-            raise InvalidValue("bands must be 1, or left out: guards add independent noise")
         if self.quorum > 1:
             raise InvalidValue(f"quorum must be a share of the parties, at most 1, got {self.quorum:g}")
         if not self.parties:

@@ -86,7 +86,8 @@ class Memories:
 
         An empty memory is what a new process has, so parts that offer ``begin`` allow for it. Others may rely
         on the place of a record, and are asked over one set of records only. The caller keeps what it gets
-        until it has released: another thread may go on over other records meanwhile.
+        until it has released: another thread may go on over other records meanwhile. A mechanism that wraps
+        another anew for every answer takes over what the one before remembers (``resumed``).
         """
         if not isinstance(event, TurnEvent):
             return query
@@ -99,8 +100,19 @@ class Memories:
                     "same records: keep private = ledger.over(records), and ask that; nothing was charged"
                 )
             self._begun[event] = held = _Begun(records, *query.begin())
-        return replace(query, sampler=held.sampler, mechanism=held.mechanism)
+        resumed = getattr(query.mechanism, "resumed", None)
+        mechanism = held.mechanism if resumed is None else resumed(held.mechanism)
+        return replace(query, sampler=held.sampler, mechanism=mechanism)
 
 
 def _remembers_by_itself(part: Sampler | Mechanism) -> bool:
     return hasattr(part, "plan") and not hasattr(part, "begin")
+
+
+def forfeit(ledger: Any, query: Query, count: int) -> None:
+    """Charge the next ``count`` turns of a plan that a `Ledger` promised, and release nothing for them.
+
+    Raises `BudgetSpent` where the plan has fewer left, and `PromiseBroken` where it is not promised.
+    """
+    books = ledger._books
+    books._charge(books.promised_as(query), count, count)

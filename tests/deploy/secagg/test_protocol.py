@@ -15,12 +15,12 @@ import farthing as ft
 from farthing.deploy.messages.signed import Reason, Refused, Signer
 from farthing.deploy.secagg import protocol as secagg
 from farthing.deploy.secagg import protocol as shamir
+from farthing.deploy.secagg.masked_noise import Masked
 from farthing.deploy.secagg.protocol import (
     ADVERT,
     MASK_KEY,
     SEED,
     Aggregator,
-    Masked,
     Member,
     add_mask,
     least_threshold,

@@ -13,6 +13,7 @@ The guarantee is the ledger's: (ε, δ) of the policy for one unit, under its ad
 sees everything that the guard ever sends. Rounds whose price the ledger's filter knows are charged to it one
 by one (`GdpFilter` prices those without sampling exactly; the menu of a policy prices sampled ones): runs may
 then end early, and terms may change, at no loss. Other prices are promised ahead: the first run settles them.
+Draws and noise that depend on earlier rounds are one plan of turns (`farthing.deploy.guard.plans`).
 """
 
 import contextlib
@@ -26,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from farthing.deploy.guard import plans
 from farthing.deploy.guard.answers import Answerable, AnswerLog, Tables
 from farthing.deploy.guard.masking import Masking
 from farthing.deploy.guard.policy import Policy, TermsPricing, spending
@@ -43,7 +45,7 @@ from farthing.deploy.messages.signed import (
     seal,
     unseal,
 )
-from farthing.deploy.secagg.protocol import own_cell
+from farthing.deploy.secagg.masked_noise import own_cell
 from farthing.errors import (
     BudgetSpent,
     FarthingError,
@@ -58,6 +60,7 @@ from farthing.federated.rounds import LocalSteps
 from farthing.federated.terms import Invitation, Terms, Trust
 from farthing.ledger.journal import Row
 from farthing.ledger.ledger import Ledger
+from farthing.ledger.turns import forfeit
 from farthing.noise.lattice import Stream
 from farthing.queries.events import encode
 from farthing.queries.query import Answer, Records
@@ -224,16 +227,20 @@ class Guard:
     def _allowed(self, invitation: Invitation) -> Terms:
         """Return our terms for an invitation, if policy and promised budget allow them."""
         terms, promised = self._pricing.terms(invitation), self._past.promised
-        if promised and _text(encode(terms.price(self.policy.budget))) not in promised:
+        if promised and self._event(terms) not in promised:
             refuse(Reason.PROMISED, "the budget of this data set is promised to other terms")
         filtered = self.policy.menu or (self._past.charged and not promised)
         if filtered and not self._adaptive(terms):
             refuse(Reason.PROMISED, "the ledger's filter has no price for these terms: a menu must name them")
         return terms
 
+    def _event(self, terms: Terms) -> str:
+        """Return the event as which a round is charged, as the ledger's rows have it."""
+        return _text(encode(plans.charged_as(terms, self.policy.budget)))
+
     def _adaptive(self, terms: Terms) -> bool:
         """Return whether rounds are charged to the ledger's filter one by one, without a promise."""
-        if self._past.promised:
+        if self._past.promised or plans.has_plan(terms):
             return False
         try:
             self._ledger.filter.cost(terms.price(self.policy.budget))
@@ -258,14 +265,20 @@ class Guard:
         if new:
             if self._past.charged >= (most := self.policy.limits.rounds):
                 refuse(Reason.ROUNDS, f"all {most} rounds that the policy allows have been taken")
-            if self._left(terms) == 0:
+            if self._left(terms) <= self._behind(question, terms):
                 refuse(Reason.SPENT, "the next round does not fit the budget")
         return terms, key, new
 
+    def _behind(self, question: Question, terms: Terms) -> int:
+        """Return how many turns of its plan a round skips."""
+        turn, next_turn = plans.turn_of(question, terms), self._past.counts.get(self._event(terms), 0)
+        if turn is not None and turn < next_turn:
+            refuse(Reason.STALE, f"round {turn + 1} is over: the plan is at turn {next_turn + 1}")
+        return 0 if turn is None else turn - next_turn
+
     def _left(self, terms: Terms) -> int:
         """Return how many more rounds budget and policy allow."""
-        price = terms.price(self.policy.budget)
-        event = _text(encode(price))
+        price, event = terms.price(self.policy.budget), self._event(terms)
         by_budget = self._past.promised.get(event, terms.rounds) - self._past.counts.get(event, 0)
         left = max(0, min(by_budget, self.policy.limits.rounds - self._past.charged))
         if not left or not self._adaptive(terms) or self._ledger.affords(price, left):
@@ -276,12 +289,17 @@ class Guard:
 
     def ask(self, question: Question, terms: Terms, w: Any, key: str) -> Answer:
         """Charge, then answer; a repeated question gets the answer that was kept."""
-        before = self._past.holds(key)
+        before, turn = self._past.holds(key), plans.turn_of(question, terms)
         try:
             if not self._adaptive(terms):
                 self._agent.join(question.invitation)
             asked = self._answerable.contribution(question.contribution)
-            return self._attached.ask(terms.query(asked), w, key=key)
+            if skipped := self._behind(question, terms):
+                forfeit(self._attached, terms.query(asked), skipped)
+            answer = self._attached.ask(terms.query(asked), w, key=key)
+            if turn is not None and answer.receipt.turn != turn:
+                refuse(Reason.LOST, "the ledger gave this round another turn: nothing is released")
+            return answer
         except BudgetSpent:
             refuse(Reason.SPENT, "the next round does not fit the budget")
         except PromiseBroken:

@@ -30,7 +30,8 @@ from farthing.deploy.messages.signed import (
     table_size,
     unpack_table,
 )
-from farthing.deploy.secagg.protocol import ADVERT, SEALED, Masked, Member, own_cell, pack_words, session_of
+from farthing.deploy.secagg.masked_noise import masked
+from farthing.deploy.secagg.protocol import ADVERT, SEALED, Member, pack_words, session_of
 from farthing.errors import InvalidValue
 from farthing.federated.terms import Terms
 from farthing.queries.query import Answer
@@ -148,10 +149,7 @@ class Masking:
             refuse(Reason.CONFLICT, "these are not the weights that the session was opened for")
         w = question.weights(opened.body[length:])
         size = math.prod(question.answered)
-        mask = session.member.mask(sealed, size)
-        inner = terms.mechanism
-        masked = Masked(inner.noise_multiplier, inner, own_cell(terms, size), mask)
-        hidden = Terms(terms.sampler, terms.bound, masked, terms.expected, terms.rounds)
+        hidden = masked(terms, size, session.member.mask(sealed, size))
         answer = self._keeper.ask(question, hidden, w, session.key)
         body = pack_words(np.asarray(answer.value, dtype=np.uint64), each)
         header = {"weights": session.weights, "update": digest(body)}

@@ -21,6 +21,7 @@
     width = 108                       # features of a record
     outputs = 0                       # columns of a weight matrix (multinomial: all classes); 0: a vector
     evaluation = true                 # loss and accuracy here may be asked for, as a charged round
+    bands = 1                         # rounds that noise may be correlated over, on draws "cyclic:0.02:8"
     trust = "local"                   # or "distributed", with colluding = 1 and [parties] name = "public key"
 
     [[menu]]                          # optional: sampled rounds of these terms are charged one by one
@@ -63,6 +64,7 @@ from farthing.federated.terms import Draw, Invitation, Terms, Trust
 from farthing.ledger.books import rule_of
 from farthing.ledger.journal import Journal
 from farthing.linear.losses import Loss, multinomial
+from farthing.queries.correlated import Cyclic
 from farthing.queries.samplers import Everyone, Poisson
 
 _EVERYONE = (Everyone(),)
@@ -82,12 +84,14 @@ class Limits:
     trust: Trust = Trust.LOCAL
     colluding: int = 0  # parties that may collude with the coordinator; distributed noise only
     evaluation: bool = False  # of weights on these records; charged like a round
+    bands: int = 1  # rounds that noise may be correlated over: as many arrays of it are kept
 
     def __post_init__(self) -> None:
         validate.positive(noise=self.noise)
         validate.positive(clip=self.clip)
         validate.count(rounds=self.rounds)
         validate.count(width=self.width)
+        validate.count(bands=self.bands)
         for name in ("outputs", "colluding"):
             if getattr(self, name) != 0:
                 validate.count(**{name: getattr(self, name)})
@@ -237,6 +241,8 @@ def _menu(given: Any) -> tuple[tuple[Draw, float], ...]:
         if type(values.get("noise")) not in (int, float):
             raise InvalidValue(f"noise in [[menu]] must be a number, got {values.get('noise')!r}")
         entries.append((forms.draw_of(values.get("draw")), validate.positive(noise=values["noise"])))
+        if isinstance(entries[-1][0], Cyclic):
+            raise InvalidValue("cyclic draws in [[menu]] have no price round by round: promise them in a run")
     return tuple(entries)
 
 
@@ -338,6 +344,8 @@ class TermsPricing:
             refuse(
                 Reason.SAMPLER, f"the policy allows Poisson rates of at least {LEAST_RATE:g}, or listed ones"
             )
+        if invitation.bands > limits.bands:
+            refuse(Reason.NOISE, f"the policy allows noise that is correlated over {limits.bands} rounds")
         noise = invitation.noise_multiplier
         if noise is not None and not limits.noise <= noise <= MOST_NOISE:
             refuse(Reason.NOISE, f"the noise multiplier must be {limits.noise:g} to {MOST_NOISE:g}")

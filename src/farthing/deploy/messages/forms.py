@@ -52,6 +52,7 @@ from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.federated.evaluation import Evaluation
 from farthing.federated.terms import Draw, Exactly, Invitation
 from farthing.linear.losses import LinearGradient, Loss, huber_hinge, logistic, multinomial, squared
+from farthing.queries.correlated import Cyclic
 from farthing.queries.query import Contribution
 from farthing.queries.samplers import Everyone, Poisson
 
@@ -172,7 +173,7 @@ _WIDEST = 2**22
 
 
 def draw(of: Draw) -> str:
-    """Return a sampler as text: ``all``, ``poisson:0.01`` or ``exactly:1``."""
+    """Return a sampler as text: ``all``, ``poisson:0.01``, ``exactly:1`` or ``cyclic:0.01:8``."""
     match of:
         case Everyone():
             return "all"
@@ -180,6 +181,8 @@ def draw(of: Draw) -> str:
             return f"poisson:{rate!r}"
         case Exactly(size):
             return f"exactly:{size}"
+        case Cyclic(rate, groups):
+            return f"cyclic:{rate!r}:{groups}"
     raise Unsupported(f"a guard charges every round, so {of!r} can only be simulated")
 
 
@@ -194,22 +197,28 @@ def draw_of(text: Any) -> Draw:
                 return Poisson(float(rest))
             case "exactly":
                 return Exactly(int(rest))
+            case "cyclic":
+                rate, _, groups = rest.partition(":")
+                return Cyclic(float(rate), int(groups))
     except ValueError:
         pass
-    raise InvalidValue(f"a draw must be 'all', 'poisson:RATE' or 'exactly:NUMBER', got {text!r}")
+    raise InvalidValue(
+        f"a draw must be 'all', 'poisson:RATE', 'exactly:NUMBER' or 'cyclic:RATE:GROUPS', got {text!r}"
+    )
 
 
 # Keys of messages that predate the names of the fields.
 _KEYS = {"clip_norm": "clip", "noise_multiplier": "noise"}
 
 
-# a guard has independent noise: no message asks it for more
-_CARRIED = [field.name for field in fields(Invitation) if field.name not in ("bands", "exponent")]
+_BANDED = ("bands", "exponent")  # only where noise is correlated: other messages are what they were
+_CARRIED = [field.name for field in fields(Invitation) if field.name not in _BANDED]
 
 
 def invitation(of: Invitation) -> dict[str, Any]:
     """Return an invitation as JSON values."""
-    values = {_KEYS.get(name, name): _plain(getattr(of, name)) for name in _CARRIED}
+    names = [*_CARRIED, *_BANDED] if of.bands > 1 else _CARRIED
+    values = {_KEYS.get(name, name): _plain(getattr(of, name)) for name in names}
     return values | {"draw": draw(of.draw)}
 
 
@@ -221,7 +230,8 @@ def _plain(value: Any) -> Any:
 
 def invitation_of(given: Fields) -> Invitation:
     """Return the invitation that `invitation` wrote; refuse anything else."""
-    values = {name: given.take(_KEYS.get(name, name)) for name in _CARRIED}
+    names = [*_CARRIED, *_BANDED] if "bands" in given.plain() else _CARRIED
+    values = {name: given.take(_KEYS.get(name, name)) for name in names}
     given.done()
     plain = (str, int, float, bool, type(None))
     if any(

@@ -42,7 +42,6 @@ True
 
 import hashlib
 import json
-import math
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,13 +55,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from farthing.deploy.messages.signed import KEY, SIGNATURE, Reason, Refused, Signer, refuse, verified
 from farthing.errors import InvalidValue
-from farthing.federated.terms import Terms
-from farthing.noise.lattice import Stream
-from farthing.queries.mechanisms import Gaussian
 
 PRIME = 2**256 + 297
 SECRET, SHARE = 32, 33  # bytes
@@ -429,27 +425,6 @@ class Aggregator:
 
 
 # --- vectors
-
-
-@dataclass(frozen=True, slots=True)
-class Masked(Gaussian):
-    """A mechanism that releases masked sums: cells of ``inner``'s noisy sum, plus a mask, modulo 2^64.
-
-    Its price is that of the inner mechanism. No unmasked value is ever returned or kept.
-    """
-
-    inner: Gaussian = field(default_factory=lambda: Gaussian(1.0))
-    cell: float = 1.0
-    mask: Words = field(default_factory=lambda: np.zeros(0, np.uint64), repr=False, compare=False)
-
-    def release(self, total: ArrayLike, bound: Any, stream: Stream, turn: int = 0) -> Any:
-        cells = np.rint(self.inner.release(total, bound, stream, turn) / self.cell).astype(np.int64)
-        return cells.reshape(-1).view(np.uint64) + self.mask
-
-
-def own_cell(terms: Terms, size: int) -> float:
-    """Return the cell width of the lattice that all uploads of ``size`` coordinates lie on."""
-    return Gaussian(math.sqrt(terms.variance) / terms.bound.clip).grid(terms.bound, size)[1]
 
 
 def word_bytes(largest: float) -> int:

@@ -27,13 +27,13 @@ from farthing.deploy.messages.signed import (
     unpack_table,
 )
 from farthing.deploy.messages.transport import Check, Request
+from farthing.deploy.secagg.masked_noise import own_cell
 from farthing.deploy.secagg.protocol import (
     ADVERT,
     SEALED,
     SHARE,
     Aggregator,
     least_threshold,
-    own_cell,
     session_of,
     signed_words,
     unpack_words,

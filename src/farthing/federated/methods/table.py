@@ -177,7 +177,7 @@ SAMPLING_RATE = Option(
 BANDS = Option(
     name="bands",
     kind=int,
-    help="Over how many rounds noise is correlated; 1: independent noise. Simulated clients only.",
+    help="Over how many rounds noise is correlated; 1: independent noise.",
     symbol="Choquette-Choo et al. 2023, Theorem 4",
     check=validate.count,
 )
