@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from farthing.queries.correlated import Balanced, BandedGaussian, Cyclic
     from farthing.queries.mechanisms import Gaussian, Laplace, NoisyMax, SymmetricGaussian
     from farthing.queries.query import PerExample, Query, Rows, Run, Step, run, until_spent
-    from farthing.queries.samplers import Everyone, FixedSize, OneRecord, Poisson
+    from farthing.queries.samplers import Everyone, FixedSize, OneRecord, Poisson, TruncatedPoisson
     from farthing.statistics import Statistic, bounds, count, histogram, mean, quantiles
 
 __version__ = "0.1.0"
@@ -138,6 +138,7 @@ __all__ = [
     "Step",
     "SufficientStatistics",
     "SymmetricGaussian",
+    "TruncatedPoisson",
     "Unit",
     "Unsupported",
     "audit",
@@ -199,7 +200,7 @@ _HOMES = {
     "queries.buffered": ("BufferedGaussian",),
     "queries.correlated": ("Balanced", "BandedGaussian", "Cyclic"),
     "statistics": ("Statistic", "bounds", "count", "histogram", "mean", "quantiles"),
-    "queries.samplers": ("Everyone", "FixedSize", "OneRecord", "Poisson"),
+    "queries.samplers": ("Everyone", "FixedSize", "OneRecord", "Poisson", "TruncatedPoisson"),
     "linear.solvers": (
         "AdaSSP",
         "DPAGD",

@@ -121,8 +121,8 @@ def _masses(pair: Pair, width: float, size: int) -> tuple[Real, float]:
     edges: Real = width * (np.arange(size, dtype=np.float64) - size // 2)
     for piece in pieces:
         found, more = _piece(piece, edges, width)
-        mass += weight * found
-        beyond += weight * more
+        mass += weight * piece.weight * found
+        beyond += weight * piece.weight * more
     mass[size // 2] += atom
     return mass, beyond
 

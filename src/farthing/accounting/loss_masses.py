@@ -306,7 +306,7 @@ def _of_piece(piece: pairs.Piece, edges: Array) -> tuple[Array, Array]:
         p = p + piece.p * _normal(x - piece.a)
     if piece.r:
         q = q + piece.r * _normal(x - piece.b)
-    return p, q
+    return piece.weight * p, piece.weight * q
 
 
 def _where(piece: pairs.Piece, loss: Array) -> Array:

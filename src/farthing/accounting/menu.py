@@ -251,7 +251,9 @@ def _dominates(entry: Pair, event: Pair) -> bool:
             alike = (one.p == 0.0) == (two.p == 0.0) and (one.r == 0.0) == (two.r == 0.0)
             rarer = two.p <= one.p and two.r <= one.r
             return alike and rarer and abs(two.a) <= abs(one.a) and abs(two.b) <= abs(one.b)
-        case pairs.Mixture((one, _)), pairs.Mixture((two, _)):  # of fixed size
+        case pairs.Mixture((one, _)), pairs.Mixture((two, _)):
+            if one.start is None or two.start is None:  # not of fixed size
+                return False
             return two.p <= one.p and abs(two.a) <= abs(one.a)
     return False
 

@@ -7,7 +7,7 @@ M(s) = E_P[(P/Q)^s], so a pair is stored as what its integral is made of: pieces
 
     ∫ φ(x) A(x)^(s+1) B(x)^(-s) dx,   A = 1 - p + p e^(ax - a²/2),  B = 1 - r + r e^(bx - b²/2),
 
-over the line or over [start, ∞), plus an atom where the privacy loss is zero.
+over the line or over [start, ∞), each with a weight, plus an atom where the privacy loss is zero.
 
 ============================  ==========================  ==============================================
 event                         adjacency                   pairs
@@ -18,6 +18,10 @@ Poisson(q) of Gaussian(σ)     add-remove, zero-out        (1-q) N(0) + q N(1) a
                                                           (Zhu et al. 2022, Thm. 11)
 \\                             replace-one                 (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1)
                                                           (Lebeda et al. 2024; Schuchardt et al. 2024)
+Truncated(q, B) of            add-remove                  with probability τ Poisson(q) of Gaussian(σ/2),
+Gaussian(σ)                                               else of Gaussian(σ); which of the two is seen
+                                                          (`farthing.queries.samplers.TruncatedPoisson`)
+\\                             zero-out, replace-one       the same, the first of the two under replace-one
 FixedSize(q) of Gaussian(σ)   all three                   the symmetric pair whose profile is the larger of
                                                           the two directions at shift 2: a record that enters
                                                           the sample pushes another one, or a blank one, out
@@ -33,7 +37,7 @@ Noise is measured against the bound of one contribution, so a shift of 2 is repl
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from farthing.budget import Adjacency
@@ -49,19 +53,26 @@ from farthing.queries.events import (
     LaplaceEvent,
     PoissonEvent,
     PureEvent,
+    TruncatedEvent,
     TuningEvent,
 )
+
+_TAIL = 1e-6  # relative: by which the probability of an overflow is raised, far more than its error
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One integral: A has weight ``p`` at shift ``a``, B has weight ``r`` at shift ``b``."""
+    """One integral: A has weight ``p`` at shift ``a``, B has weight ``r`` at shift ``b``.
+
+    ``weight`` is the probability of the whole, where it is seen which piece an outcome is of.
+    """
 
     p: float
     a: float
     r: float
     b: float
     start: float | None = None
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +160,8 @@ def of_event(event: Event, adjacency: Adjacency) -> tuple[Pair, ...]:
             if adjacency is Adjacency.REPLACE_ONE:
                 return (Mixture((Piece(rate, shift, rate, -shift),)),)
             return _sampled(rate, shift)
+        case TruncatedEvent(_, _, _, GaussianEvent()):
+            return _truncated(event, adjacency)
         case FixedSizeEvent(size, of, GaussianEvent(noise)) if size == of:
             return (Shift(2.0 / noise),)
         case FixedSizeEvent(size, of, GaussianEvent(noise)):
@@ -177,6 +190,42 @@ def _sampled(rate: float, shift: float) -> tuple[Pair, ...]:
     if rate == 1.0:
         return (Shift(shift),)
     return Mixture((Piece(rate, shift, 0.0, 0.0),)), Mixture((Piece(0.0, 0.0, rate, shift),))
+
+
+def overflow(event: TruncatedEvent) -> float:
+    """Return the probability that as many others are drawn as are kept at most, rounded up.
+
+    >>> round(overflow(TruncatedEvent(0.5, 2, 4, GaussianEvent(1.0))), 5)  # of three others two or three
+    0.5
+    """
+    from scipy.special import betainc  # slow to import
+
+    others = event.of - 1
+    if event.size > others:
+        return 0.0
+    if event.rate == 1.0:
+        return 1.0
+    return min(1.0, float(betainc(event.size, others - event.size + 1, event.rate)) * (1 + _TAIL) + 1e-300)
+
+
+def _truncated(event: TruncatedEvent, adjacency: Adjacency) -> tuple[Pair, ...]:
+    """Return mixtures, seen as such, of a usual sample's pairs and of those where the batch is full."""
+    assert isinstance(event.event, GaussianEvent)
+    full, added = overflow(event), adjacency is Adjacency.ADD_REMOVE
+    usual = of_event(PoissonEvent(event.rate, event.event), adjacency)
+    pushed = of_event(
+        PoissonEvent(event.rate, GaussianEvent(event.event.noise / 2)),
+        adjacency if added else Adjacency.REPLACE_ONE,
+    )
+    if full in (0.0, 1.0):
+        return usual if full == 0.0 else pushed
+    ways = ((one, pushed[min(way, len(pushed) - 1)]) for way, one in enumerate(usual))
+    return tuple(Mixture(_weighed(one, 1 - full) + _weighed(other, full)) for one, other in ways)
+
+
+def _weighed(pair: Pair, weight: float) -> tuple[Piece, ...]:
+    assert isinstance(pair, Mixture)
+    return tuple(replace(piece, weight=weight) for piece in pair.pieces)
 
 
 def _symmetric(rate: float, shift: float) -> Mixture:

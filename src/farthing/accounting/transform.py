@@ -157,7 +157,8 @@ def _rough(piece: Piece, tilt: float) -> float:
     if r:
         log_f -= tilt * _log_mix(r, b, x)
     scale = float(log_f.max())
-    return scale + math.log(float(np.exp(log_f - scale) @ w) / math.sqrt(2 * math.pi))
+    mass = float(np.exp(log_f - scale) @ w) * piece.weight
+    return scale + math.log(mass / math.sqrt(2 * math.pi))
 
 
 def steepest(pair: Pair) -> float:
@@ -211,7 +212,7 @@ def _mixture(pair: Mixture, contour: Contour) -> Transform | None:
 
 @dataclass(frozen=True, slots=True)
 class _Integral:
-    """One piece over e^log_scale: its values, their error, and the bound beyond the last frequency."""
+    """One piece over e^log_scale, with its weight: values, their error, a bound beyond the last frequency."""
 
     log_scale: float
     values: Complex
@@ -231,6 +232,7 @@ def _integral(piece: Piece, contour: Contour) -> _Integral | None:
     log_a, log_b = _log_mix(piece.p, piece.a, x), _log_mix(piece.r, piece.b, x)
     log_f = -0.5 * x * x + (tilt + 1) * log_a - tilt * log_b - 0.5 * math.log(2 * math.pi)
     scale = float(log_f.max())
+    weighed = scale + math.log(piece.weight)
     f = np.exp(log_f - scale) * rule.weights
     loss = log_a - log_b
     values = _characteristic(f, loss, contour)
@@ -245,10 +247,10 @@ def _integral(piece: Piece, contour: Contour) -> _Integral | None:
     rounding = (40 + _multiplied(contour) + len(x) / 16 + 4 * size) * ROUNDING
     error = mass * (rule.error + rounding) + 2 * tails
     if contour.count == 0:
-        return _Integral(scale, values, error, mass + error)
+        return _Integral(weighed, values, error, mass + error)
     guess = contour.top * float(f @ turning) / mass  # where e^(y²/2) and e^(-u arg) balance
     beyond = _beyond(piece, contour, rule, scale, mass, error, rounding, guess)
-    return _Integral(scale, values, error, beyond)
+    return _Integral(weighed, values, error, beyond)
 
 
 def _ends(piece: Piece, tilt: float) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from farthing.audit import as_published, released, statistics, transcripts
 from farthing.audit.as_published import FarthestMove, WeightMoved
 from farthing.audit.auditing import ATTACKED_AS, NOT_ATTACKED, Verdict
 from farthing.audit.games import MenuGame, TuningGame
-from farthing.audit.plans import BandedTarget, BufferedTarget, PersonalTarget
+from farthing.audit.plans import BandedTarget, BufferedTarget, PersonalTarget, TruncatedTarget
 from farthing.audit.released import ReleasedTarget
 from farthing.audit.statistics import GaussianCurve, Unknown
 from farthing.audit.steps import canary_pair
@@ -162,8 +162,11 @@ def _classifier(width: int = 2, intercept: bool = True) -> Problem:
     return Problem(logistic, 8, width, intercept=intercept)
 
 
+Attacked = Target | MenuGame | TuningGame | PersonalTarget | BandedTarget | TruncatedTarget | ReleasedTarget
+
+
 @functools.cache
-def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | BandedTarget | ReleasedTarget]:
+def targets() -> dict[str, Attacked]:
     """Return everything that can be attacked, by name."""
     claim, pure = Budget(8.0, DELTA), Budget(2.0, 0.0)
     fit, line, median = _classifier(), Problem(squared, 8, 2), Problem(Pinball(), 8, 2)
@@ -392,6 +395,7 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
         "tuning": TuningGame(Budget(1.0, 0.05)),
         "correlated": BandedTarget(groups=4, bands=4, steps=12),
         "buffered": BufferedTarget(groups=4, steps=12),
+        "truncated": TruncatedTarget(),
         "fixed-size": AskedTarget(
             Query(FixedSize(1, 2), rows, ClipNorm(1.0), Gaussian(1.0)),
             signs,

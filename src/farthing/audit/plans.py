@@ -1,7 +1,7 @@
-"""Attack plans of many turns: correlated noise, and personal budgets.
+"""Attack plans of many turns: correlated noise, truncated batches, and personal budgets.
 
-All runs are vectorised, each with one canary, which moves a coordinate that no other record moves. The
-attacker sees every answer and tests the log-likelihood ratio of all turns.
+Each run has one canary, which moves a coordinate that no other record moves (truncated batches: that all
+move). The attacker sees every answer and tests the log-likelihood ratio of all turns.
 
 Correlated noise: the code that training uses (`farthing.queries.correlated`) divides the canaries into
 groups, draws them and releases. The attacker knows C, the noise and the group of each canary, and takes the
@@ -18,6 +18,7 @@ them. The attacker knows rates, weights and noise; a canary of each level tests 
 [False, False]
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -36,10 +37,11 @@ from farthing.queries import buffered
 from farthing.queries.bounds import ClipNorm
 from farthing.queries.buffered import BufferedGaussian
 from farthing.queries.correlated import BandedGaussian, Cyclic, coefficients, spread
-from farthing.queries.events import GaussianEvent
+from farthing.queries.events import GaussianEvent, RepeatedEvent
 from farthing.queries.mechanisms import Gaussian
 from farthing.queries.personal import Leveled
 from farthing.queries.query import PerExample, Query, Rows
+from farthing.queries.samplers import TruncatedPoisson
 
 Array = NDArray[np.float64]
 
@@ -146,6 +148,60 @@ class BufferedTarget(BandedTarget):
 
     def deviation(self) -> float:
         return self.noise().column_norm
+
+
+@dataclass(frozen=True, slots=True)
+class TruncatedTarget:
+    """Truncated Poisson batches of a canary and of ``others`` records that move the sum the other way.
+
+    The canary is worst off in a full batch, where it pushes out one of the others.
+    """
+
+    others: int = 20
+    sampling_rate: float = 0.9
+    max_batch_size: int = 16
+    noise_multiplier: float = 2.0
+    steps: int = 3
+    delta: float = 0.05
+    runs: int = 12_000
+
+    def verdicts(
+        self, scale: float, confidence: float, stream: Stream, tick: Callable[[], None]
+    ) -> list[Verdict]:
+        claim, runs = self.claim(), max(200, round(self.runs * scale))
+        heard = [self.played(present, runs, stream) for present in (False, True)]
+        tick()
+        named = [("canary among records that it pushes out, likelihood ratio", test_statistics.value)]
+        return [judge(heard[0], heard[1], claim, named, confidence)]
+
+    def sampler(self) -> TruncatedPoisson:
+        """Return the draws that are attacked."""
+        return TruncatedPoisson(self.sampling_rate, self.max_batch_size, self.others + 1)
+
+    def claim(self) -> Budget:
+        """Return what the whole plan is charged as."""
+        event = RepeatedEvent(self.sampler().amplify(GaussianEvent(self.noise_multiplier)), self.steps)
+        budget = Budget(1.0, self.delta)
+        return budget.with_(pld.epsilon(event, self.delta, budget.adjacency), self.delta)
+
+    def played(self, present: bool, runs: int, stream: Stream) -> Array:
+        """Return the log-likelihood ratio of all answers, "with" over "without", of each run."""
+        values, sampler = np.array([1.0] * present + [-1.0] * self.others), self.sampler()
+        drawn = (sampler.draw(len(values), stream, turn) for _ in range(runs) for turn in range(self.steps))
+        sums = np.array([values[indices].sum() for indices in drawn])
+        answers = np.asarray(Gaussian(self.noise_multiplier).release(sums, _BOUND, stream))
+        ratio = np.log(self._density(True, answers)) - np.log(self._density(False, answers))
+        return np.asarray(ratio.reshape(runs, self.steps).sum(axis=1))
+
+    def _density(self, present: bool, answers: Array) -> Array:
+        """Return the density of an answer, but for a factor: a mixture over who is kept."""
+        rate, most, found = self.sampling_rate, self.max_batch_size, np.full_like(answers, 1e-300)
+        for k in range(self.others + 1):
+            chance = math.comb(self.others, k) * rate**k * (1 - rate) ** (self.others - k)
+            kept = rate * present * min(1.0, most / (k + 1))  # the canary
+            for part, total in ((1 - kept, -min(k, most)), (kept, 1.0 - min(k, most - 1))):
+                found += chance * part * np.exp(-(((answers - total) / self.noise_multiplier) ** 2) / 2)
+        return found
 
 
 _RATE, _EACH = 0.3, 1000  # the mean sampling rate, and how many are on each level

@@ -11,6 +11,7 @@ gives back more than it holds, nor an answer that was kept under a key; that the
 row can show. So it says how many were given back, and what was spent at most had all of them been released.
 """
 
+import copy
 import hashlib
 import json
 import math
@@ -143,7 +144,7 @@ class _Audit:
         many = len(body["event"]["events"]) if body["event"]["kind"] == "personal" else len(self.levels)
         _must(many == len(self.levels), f"it has {many} levels of budget, and the ledger {len(self.levels)}")
         drawn = _flat(body["event"]) and any(
-            f'"{kind}"' in name for kind in ("poisson", "fixed-size", "balanced")
+            f'"{kind}"' in name for kind in ("poisson", "truncated", "fixed-size", "balanced")
         )
         _must(not (drawn and self.seen), "the coordinator sees who is drawn: that hides nobody from it")
         if kind == "promise":
@@ -256,7 +257,8 @@ class _Audit:
             """Its kind, its rate and its noise; then of what is ε-DP, as the worst of it, 1 and -ε."""
             kind, inner, (rate, pure) = one["kind"], one.get("event", one), self._sampled(one)
             ranged = [("range", rate, -inner["epsilon"])] if self._ranged(one) else []
-            own = [("poisson" if kind == "gaussian" else kind, rate, inner.get("noise", math.inf))]
+            cut = f" {one['rate']} {one['size']} {one['of']}" if kind == "truncated" else ""
+            own = [("poisson" if kind == "gaussian" else kind + cut, rate, inner.get("noise", math.inf))]
             return ranged + own * (kind == "laplace" or not pure) + [("pure", 1.0, -pure)] * (pure > 0)
 
         asked, first = seen(event), [seen(entry)[0] for entry in self.entries]
@@ -400,6 +402,8 @@ class _Audit:
             return -np.log1p(np.exp([-pure, pure])), np.array([pure, -pure])
         if kind == "balanced" and inner["kind"] == "gaussian" and self.adjacency != "replace-one":
             return _balanced(event["bins"], 1 / inner["noise"], side)
+        if kind == "truncated" and inner["kind"] == "gaussian":
+            return self._truncated(event, side, order)
         known = pure or (inner["kind"] == "gaussian" and (kind != "drawn" or self.adjacency != "add-remove"))
         _must(known, f"not recomputed: no pair of distributions is known for {_text(event)}")
         pushed = kind == "fixed-size" and (q < 1 or self.adjacency == "add-remove")  # one comes, another goes
@@ -422,6 +426,17 @@ class _Audit:
         if self.adjacency == "replace-one":
             return down + loss, loss - loss[::-1]
         return (down, -loss) if side else (down + loss, loss)
+
+    def _truncated(self, event: Event, side: int, order: float) -> tuple[Array, Array]:
+        """A Poisson sample's pair, and with the chance of a full batch, which pushes one out, a dearer."""
+        full, pushed, found = _tail(event["of"] - 1, event["rate"], event["size"]), copy.copy(self), []
+        if self.adjacency != "add-remove":
+            pushed.adjacency, pushed.shift = "replace-one", SHIFTS["replace-one"]
+        for audit, chance, scale in ((self, 1 - full, 1), (pushed, full, 2)):
+            inner = {"kind": "gaussian", "noise": event["event"]["noise"] / scale}
+            mass, loss = audit._pair({"kind": "poisson", "rate": event["rate"], "event": inner}, side, order)
+            found.append((mass + math.log(chance + 1e-300), loss))
+        return np.concatenate([mass for mass, _ in found]), np.concatenate([loss for _, loss in found])
 
     def _enclose(self, plan: dict[str, int], side: int, level: int = 0) -> tuple[float, float]:
         """ε of a plan from below and above, in one direction and for one level, composed by FFT."""
@@ -459,6 +474,18 @@ class _Audit:
         margin = 2 * abs(wide - top) + 1e-7 * top + step * min(odds, 4 * math.sqrt(odds))
         margin += BALANCED * top * any(part["kind"] == "balanced" for part, _ in flat)
         return max(0.0, upper(2, self.delta + slack) - margin), top * (1 + 1e-8)
+
+
+def _tail(n: int, rate: float, least: int) -> float:
+    """P[a binomial number of n is at least ``least``], by the ratios of its probabilities."""
+    if least > n or rate == 1:
+        return float(least <= n)
+    first = math.lgamma(n + 1) - math.lgamma(least + 1) - math.lgamma(n - least + 1)
+    first += least * math.log(rate) + (n - least) * math.log1p(-rate)
+    far = min(n - least, int(max(n * rate - least, 0.0) + 50 * math.sqrt(n * rate) + 1000))
+    k = np.arange(least, least + far, dtype=float)
+    more = np.cumsum(np.log((n - k) / (k + 1)) + math.log(rate / (1 - rate)))
+    return min(1.0, float(np.exp(first + np.append(0.0, more)).sum()))
 
 
 def _balanced(bins: int, mu: float, side: int) -> tuple[Array, Array]:

@@ -93,6 +93,21 @@ class PoissonEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class TruncatedEvent:
+    """``event`` on a Poisson sample of at most ``of`` records, of which ``size`` at most are kept."""
+
+    rate: float
+    size: int
+    of: int
+    event: "Event"
+
+    def __post_init__(self) -> None:
+        validate.rate(rate=self.rate)
+        validate.count(size=self.size)
+        validate.count(of=self.of)
+
+
+@dataclass(frozen=True, slots=True)
 class FixedSizeEvent:
     """``event`` on exactly ``size`` of ``of`` records, drawn without replacement."""
 
@@ -202,6 +217,7 @@ Event = (
     | ZcdpEvent
     | ApproximateEvent
     | PoissonEvent
+    | TruncatedEvent
     | FixedSizeEvent
     | DrawnEvent
     | BalancedEvent
@@ -221,6 +237,7 @@ _KINDS: dict[str, type[Any]] = {
     "zcdp": ZcdpEvent,
     "approximate": ApproximateEvent,
     "poisson": PoissonEvent,
+    "truncated": TruncatedEvent,
     "fixed-size": FixedSizeEvent,
     "drawn": DrawnEvent,
     "balanced": BalancedEvent,

@@ -139,8 +139,8 @@ class Query:
 
     def check(self, records: Records) -> None:
         """Refuse records that the sampler cannot draw from."""
-        if isinstance(self.sampler, Personal):
-            self.sampler.check(records)
+        if (check := getattr(self.sampler, "check", None)) is not None:
+            check(records)
         if hasattr(records, "summed") and not getattr(self.contribution, "additive", True):
             raise Unsupported(
                 f"{type(self.contribution).__name__} is no sum over records: give it a table, not partitions"

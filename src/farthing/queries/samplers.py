@@ -8,6 +8,7 @@ never be charged as a Poisson sample. Draws come from the ledger's cryptographic
 PoissonEvent(rate=0.01, event=GaussianEvent(noise=1.1))
 """
 
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -18,7 +19,7 @@ from farthing import validate
 from farthing.budget import Observer
 from farthing.errors import InvalidValue
 from farthing.noise.lattice import Stream
-from farthing.queries.events import DrawnEvent, Event, FixedSizeEvent, PoissonEvent
+from farthing.queries.events import DrawnEvent, Event, FixedSizeEvent, PoissonEvent, TruncatedEvent
 
 Indices = slice | NDArray[np.int64]
 
@@ -104,6 +105,85 @@ class Poisson:
         if observer is Observer.COORDINATOR:
             return DrawnEvent(self.sampling_rate, event_of(step))
         return PoissonEvent(self.sampling_rate, event_of(step))
+
+
+@dataclass(frozen=True, slots=True)
+class TruncatedPoisson:
+    """A Poisson sample of at most ``max_batch_size`` records: of a larger one a random part is kept.
+
+    Parameters
+    ----------
+    sampling_rate : float
+        The probability of a record to be drawn, above 0 and at most 1.
+    max_batch_size : int
+        How many of those drawn are kept at most, each set of as many with the same probability.
+    of : int
+        A public number of records that the data never exceed; more are refused.
+
+    Notes
+    -----
+    **Theorem.** Let τ = P[Binomial(of - 1, sampling_rate) >= max_batch_size]. One answer with Gaussian noise
+    σ is dominated by a pair that shows, with probability τ, a Poisson sample with noise σ/2 (under
+    add-remove; under zero-out and replace-one that of replace-one), and otherwise the Poisson sample with
+    noise σ under the adjacency. It holds per record (or user), against anyone who does not see the draws, and
+    though each sum may follow from earlier answers. Pairs compose, so promises, menus and Rényi filters price
+    it, without a term of δ.
+
+    *Proof.* Let x be the record that differs, q the rate, B the largest size, and k the number of other
+    records drawn, whose law is the same in both worlds. A hockey-stick divergence is jointly convex, so
+    condition on k. If k < B nothing is cut, with x or without it: an ordinary Poisson sample with the shift
+    of the adjacency. If k >= B, let R be a random (B - 1)-subset of those k and y a random one of the rest: R
+    and y are a random B-subset, which is what is kept if x is not. Given R and y, x is kept, with R and in
+    the place of y, with probability p = q B / (k + 1) <= q. *Add-remove*: the sum moves by g(x) - g(y), at
+    most twice the bound, on a Poisson sample of rate p; rate q costs no less (mix its pair with its own
+    second part). *Zero-out, replace-one*: x, or what stands in its place, is drawn alike in both worlds, and
+    its sum differs from that of R and y by g(x) - g(y) in one and by g(x') - g(y) in the other: replace-one
+    with twice the bound on a Poisson sample. P[k >= B] grows with the number of records, so it is at most τ;
+    and what is seen with probability τ costs no less than what is seen otherwise. ∎
+
+    The published price (Chua et al. 2024, "Scalable DP-SGD: shuffling vs. Poisson subsampling") compares
+    both worlds with the sample that is not cut, and adds (1 + e^ε) τ to δ with each answer. Here a full batch
+    costs twice the shift, τ of the time. Five standard deviations above the mean that is less than 0.1 % more
+    noise in the plans that we looked at; there the published δ is above 1e-3.
+
+    An observer who sees the draws (`Observer.COORDINATOR`) sees whether a record is kept, with probability q
+    at most.
+
+    Examples
+    --------
+    >>> from farthing.queries.events import GaussianEvent
+    >>> TruncatedPoisson(0.01, 128, of=10_000).amplify(GaussianEvent(1.1))
+    TruncatedEvent(rate=0.01, size=128, of=10000, event=GaussianEvent(noise=1.1))
+    """
+
+    sampling_rate: float
+    max_batch_size: int
+    of: int
+
+    def __post_init__(self) -> None:
+        validate.rate(sampling_rate=self.sampling_rate)
+        validate.count(max_batch_size=self.max_batch_size)
+        validate.count(of=self.of)
+
+    def check(self, records: Sized) -> None:
+        """Refuse more records than the price was found for."""
+        if len(records) > self.of:
+            raise InvalidValue(
+                f"there are more records than of={self.of}, for which the price was found: give a public "
+                "number that the data never exceed"
+            )
+
+    def draw(self, records: int, stream: Stream, turn: int = 0) -> Indices:
+        drawn = stream.poisson_indices(self.sampling_rate, records)
+        if len(drawn) <= self.max_batch_size:
+            return drawn
+        kept: NDArray[np.int64] = drawn[stream.choose(self.max_batch_size, len(drawn))]
+        return kept
+
+    def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
+        if observer is Observer.COORDINATOR:
+            return DrawnEvent(self.sampling_rate, event_of(step))
+        return TruncatedEvent(self.sampling_rate, self.max_batch_size, self.of, event_of(step))
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from farthing.queries.events import (
     PersonalEvent,
     PoissonEvent,
     RepeatedEvent,
+    TruncatedEvent,
     TuningEvent,
     TurnEvent,
     ZcdpEvent,
@@ -310,6 +311,11 @@ def _drawn(event: Event) -> str:
     match event:
         case PoissonEvent(rate):
             return f"Each record by itself with probability {number(rate)} (Poisson)"
+        case TruncatedEvent(rate, size):
+            return (
+                f"Each record by itself with probability {number(rate)} (Poisson); where more than {size:,} "
+                f"are drawn, a random {size:,} of them"
+            )
         case FixedSizeEvent(size, of):
             return f"Exactly {size:,} of {of:,} records, without replacement"
         case DrawnEvent(rate):

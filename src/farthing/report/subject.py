@@ -50,6 +50,7 @@ from farthing.queries.events import (
     PoissonEvent,
     PureEvent,
     RepeatedEvent,
+    TruncatedEvent,
     TuningEvent,
     TurnEvent,
     ZcdpEvent,
@@ -419,6 +420,8 @@ def priced(event: Event) -> str:
             return f"a part of ε {number(epsilon)}, δ {number(delta)}"
         case PoissonEvent(rate, inner):
             return f"{priced(inner)}, on a Poisson sample of rate {number(rate)}"
+        case TruncatedEvent(rate, size, _, inner):
+            return f"{priced(inner)}, on a Poisson sample of rate {number(rate)}, of {size:,} at most"
         case FixedSizeEvent(size, of, inner):
             return f"{priced(inner)}, on {size:,} of {of:,} records"
         case DrawnEvent(rate, inner):
@@ -442,6 +445,8 @@ def noise_of(event: Event) -> float | None:
     match event:
         case GaussianEvent(noise) | LaplaceEvent(noise):
             return noise
-        case PoissonEvent() | FixedSizeEvent() | DrawnEvent() | BalancedEvent() | RepeatedEvent():
+        case PoissonEvent() | TruncatedEvent() | FixedSizeEvent() | DrawnEvent():
+            return noise_of(event.event)
+        case BalancedEvent() | RepeatedEvent():
             return noise_of(event.event)
     return None
