@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from farthing.audit import plans
-from farthing.audit.plans import BandedTarget, BufferedTarget
+from farthing.audit.plans import BalancedTarget, BandedTarget, BufferedTarget
 from farthing.noise.lattice import SeededStream
-from farthing.queries.correlated import BandedGaussian, Cyclic, spread
+from farthing.queries.correlated import Balanced, BandedGaussian, Cyclic, spread
 
 SOUND = BandedTarget(groups=4, bands=4, steps=12, runs=10_000)
 SURE = replace(SOUND, sampling_rate=0.25, noise_multiplier=4.0)  # every canary in every cycle
@@ -115,3 +115,43 @@ def test_buffers_made_for_fewer_passes_than_are_made_are_refuted():
     slow = {"weights": (0.5, 0.4), "decays": (0.99, 0.9)}  # whose columns overlap
     assert not broken(replace(PASSES, groups=2, sampling_rate=0.5, passes=6, **slow))
     assert broken(replace(PASSES, groups=2, sampling_rate=0.5, passes=1, **slow))
+
+
+SECRET = BalancedTarget(runs=20_000)
+
+
+@pytest.mark.parametrize("target", [SECRET, replace(SECRET, groups=1, bands=1, steps=8)])
+def test_balanced_draws_are_not_refuted(target):
+    assert not broken(target)
+
+
+def test_a_pass_that_is_drawn_again_after_each_restart_is_refuted(monkeypatch):
+    """Each turn is another process, which assigns the turns that are left of the pass anew."""
+
+    class Redrawn(Balanced):
+        __slots__ = ()
+
+        def begin(self):
+            begun, again = Balanced.begin(self), object.__new__(type("Begun", (), {}))
+
+            def draw(records, stream, turn):
+                left = self.bins - turn % self.bins
+                if left < self.bins:
+                    begun._memory._places = stream.uniform_below(left, records) + self.bins - left
+                return Balanced.draw(begun, records, stream, turn)
+
+            again.draw, again.members = draw, begun.members
+            return again
+
+    target = replace(SECRET, groups=1, bands=1, steps=12, noise_multiplier=2.0, runs=60_000)
+    assert not broken(target)
+    monkeypatch.setattr(plans, "Balanced", Redrawn)
+    assert broken(target)
+
+
+def test_balanced_draws_priced_as_a_pass_of_twice_the_turns_are_refuted(monkeypatch):
+    wide = type(
+        "Wide", (Balanced,), {"plan": lambda self, *given: Balanced(8 * self.bins, self.groups).plan(*given)}
+    )
+    monkeypatch.setattr(plans, "Balanced", wide)
+    assert broken(replace(SECRET, noise_multiplier=1.0))

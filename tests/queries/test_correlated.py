@@ -382,3 +382,12 @@ def test_the_price_of_a_plan_covers_every_pattern_of_chances(rate):
     charged = pld.delta(event, epsilon)
     assert worst <= charged * (1 + 1e-3)
     assert charged <= 1.6 * worst  # the second chance is cut off after one of its two rows
+
+
+def test_turns_that_draw_nobody_are_known_from_their_numbers():
+    beginnings, sampler = correlated.Beginnings(), Cyclic(0.05, groups=4)
+    turns = (6, 7, 8, 9, 11, 12, 13, 14, 15, 16)  # 10 was lost
+    idle = [beginnings.idle(turn, sampler) for turn in turns]
+    assert idle == [True, True, False, False, True, True, True, True, True, False]
+    begun, stream = sampler.begin(), SeededStream(0)
+    assert idle == [not len(begun.draw(4000, stream, turn)) for turn in turns]

@@ -26,6 +26,7 @@ True
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -217,13 +218,26 @@ def choose_balanced(budget: Budget, turns: int, steps: int, most: int = 64) -> B
     validate.count(turns=turns)
     most = min(validate.count(most=most), validate.count(steps=steps), MOST_BANDS)
     independent = noise_multiplier(budget, 1 / turns, steps, 1) * banded_prefix_noise(1, 0.5, steps)
+    every = [groups for groups in range(1, min(turns, most) + 1) if turns % groups == 0]
+    best = best_balanced(budget, turns, steps, every)
+    return replace(best, gain=best.gain / independent)
+
+
+def best_balanced(budget: Budget, turns: int, steps: int, groups: Sequence[int]) -> BalancedBands:
+    """Return the best of these numbers of groups, with the noise of its running sums in place of the gain."""
     found = []
-    for groups in (groups for groups in range(1, min(turns, most) + 1) if turns % groups == 0):
-        sampler, exponent = Balanced(turns // groups, groups), best_exponent(groups, steps)
-        noise = calibrate.noise(functools.partial(_balanced_plan, sampler, steps, budget), budget, _CLOSELY)
-        gain = noise * banded_prefix_noise(groups, exponent, steps) / independent
-        found.append(BalancedBands(sampler, exponent, noise, gain))
+    for count in groups:
+        sampler, exponent = Balanced(turns // count, count), best_exponent(count, steps)
+        noise = balanced_noise(budget, sampler, steps)
+        found.append(
+            BalancedBands(sampler, exponent, noise, noise * banded_prefix_noise(count, exponent, steps))
+        )
     return min(found, key=lambda balanced: balanced.gain)
+
+
+def balanced_noise(budget: Budget, sampler: Balanced, steps: int) -> float:
+    """Return the smallest noise multiplier, closely, at which ``steps`` turns of balanced draws fit."""
+    return calibrate.noise(functools.partial(_balanced_plan, sampler, steps, budget), budget, _CLOSELY)
 
 
 def _balanced_plan(sampler: Balanced, steps: int, budget: Budget, noise: float) -> RepeatedEvent:

@@ -19,7 +19,13 @@ from farthing.audit import as_published, released, statistics, transcripts
 from farthing.audit.as_published import FarthestMove, WeightMoved
 from farthing.audit.auditing import ATTACKED_AS, NOT_ATTACKED, Verdict
 from farthing.audit.games import MenuGame, TuningGame
-from farthing.audit.plans import BandedTarget, BufferedTarget, PersonalTarget, TruncatedTarget
+from farthing.audit.plans import (
+    BalancedTarget,
+    BandedTarget,
+    BufferedTarget,
+    PersonalTarget,
+    TruncatedTarget,
+)
 from farthing.audit.released import ReleasedTarget
 from farthing.audit.statistics import GaussianCurve, Unknown
 from farthing.audit.steps import canary_pair
@@ -395,6 +401,7 @@ def targets() -> dict[str, Attacked]:
         "tuning": TuningGame(Budget(1.0, 0.05)),
         "correlated": BandedTarget(groups=4, bands=4, steps=12),
         "buffered": BufferedTarget(groups=4, steps=12),
+        "balanced": BalancedTarget(),
         "truncated": TruncatedTarget(),
         "fixed-size": AskedTarget(
             Query(FixedSize(1, 2), rows, ClipNorm(1.0), Gaussian(1.0)),

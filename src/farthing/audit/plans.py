@@ -36,7 +36,7 @@ from farthing.noise.lattice import Stream
 from farthing.queries import buffered
 from farthing.queries.bounds import ClipNorm
 from farthing.queries.buffered import BufferedGaussian
-from farthing.queries.correlated import BandedGaussian, Cyclic, coefficients, spread
+from farthing.queries.correlated import Balanced, BandedGaussian, Cyclic, coefficients, spread
 from farthing.queries.events import GaussianEvent, RepeatedEvent
 from farthing.queries.mechanisms import Gaussian
 from farthing.queries.personal import Leveled
@@ -72,23 +72,26 @@ class BandedTarget:
 
     def claim(self) -> Budget:
         """Return what the whole plan is charged as."""
-        sampler = Cyclic(self.sampling_rate, self.groups)
-        event = sampler.plan(GaussianEvent(self.noise_multiplier), self.steps)
+        event = self.sampler().plan(GaussianEvent(self.noise_multiplier), self.steps)
         budget = Budget(1.0, self.delta)
         return budget.with_(pld.epsilon(event, self.delta, budget.adjacency), self.delta)
 
     def played(self, present: bool, runs: int, stream: Stream) -> Array:
         """Return the log-likelihood ratio of all answers, "with" over "without", of each run."""
-        sampler = Cyclic(self.sampling_rate, self.groups).begin()
+        sampler = self.sampler().begin()
         noise, column = self.noise().begin(), self.column()
         answers, group = np.empty((self.steps, runs)), np.zeros(runs, np.int64)
         for turn in range(self.steps):
             drawn, totals = sampler.draw(runs, stream, turn), np.zeros(runs)
             group[sampler.members(turn)] = turn % self.groups
             if present:
-                totals[drawn] = 1.0
+                np.add.at(totals, drawn, 1.0)
             answers[turn] = noise.release(totals, _BOUND, stream, turn)
         return self._losses(self._independent(answers, column), column, group)
+
+    def sampler(self) -> Cyclic | Balanced:
+        """Return the draws that are attacked."""
+        return Cyclic(self.sampling_rate, self.groups)
 
     def noise(self) -> BandedGaussian | BufferedGaussian:
         """Return the mechanism that is attacked."""
@@ -148,6 +151,31 @@ class BufferedTarget(BandedTarget):
 
     def deviation(self) -> float:
         return self.noise().column_norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BalancedTarget(BandedTarget):
+    """A plan of correlated noise on balanced draws. A pass whose turns are drawn twice breaks its claim."""
+
+    groups: int = 2
+    bands: int = 2
+    steps: int = 16
+    bins: int = 4
+    noise_multiplier: float = 1.5
+
+    def sampler(self) -> Balanced:
+        return Balanced(self.bins, self.groups)
+
+    def _losses(self, rows: Array, column: Array, group: NDArray[np.int64]) -> Array:
+        """Return the log-likelihood ratio of all rows: of each pass the mean over the turns of a canary."""
+        variance, losses = (self.noise_multiplier * self.deviation()) ** 2, np.zeros(rows.shape[1])
+        for own in range(self.groups):
+            mine, shifts = group == own, np.array(self._shifts(own, column, whole=False))
+            for first in range(0, len(shifts), self.bins):
+                now = shifts[first : first + self.bins]
+                ratios = (now @ rows[:, mine] - np.square(now).sum(axis=1, keepdims=True) / 2) / variance
+                losses[mine] += np.log(np.exp(np.minimum(ratios, 500.0)).mean(axis=0))
+        return losses
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,14 +270,36 @@ def correction(
     return np.rint(total).astype(np.int64)
 
 
+class Beginnings:
+    """Where a memory begins to draw: with a cycle or pass, and anew where turns were lost. All public."""
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+        self.first = 0
+
+    def begins(self, turn: int, sampler: "Cyclic | Balanced", whole: bool = True) -> bool:
+        """Take a turn; return whether groups are drawn anew, as after a draw that was not ``whole``."""
+        groups, last, period = sampler.groups, self._last, sampler.period
+        self._last = turn if last is None else max(turn, last)
+        if last is not None and turn == last + 1 and whole:
+            return False
+        first = turn if last is None else max(turn, last + groups)
+        self.first = -(-first // period) * period
+        return True
+
+    def idle(self, turn: int, sampler: "Cyclic | Balanced") -> bool:
+        """Take a turn; return whether nobody is drawn in it."""
+        self.begins(turn, sampler)
+        return turn < self.first
+
+
 class _Groups:
     """The division of one plan's records into groups, and who was drawn when."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._last: int | None = None
+        self._lock, self._beginnings = threading.Lock(), Beginnings()
+        self._members, self._places = list[Integers](), _NOBODY
         self._whole = True  # whether the last draw was made to its end
-        self._begins, self._members, self._places = 0, list[Integers](), _NOBODY
 
     def draw(self, sampler: "Cyclic | Balanced", records: int, stream: Stream, turn: int) -> Integers:
         """Return who is drawn; nobody where a division into groups would begin within a cycle or pass.
@@ -286,12 +308,11 @@ class _Groups:
         skipped: those of the pass before would be used twice.
         """
         with self._lock:
-            groups, last, period = sampler.groups, self._last, sampler.period
-            if last is None or turn != last + 1 or not self._whole:
-                first = turn if last is None else max(turn, last + groups)
-                self._begins, self._members = -(-first // period) * period, []
-            self._last, self._whole = turn if last is None else max(turn, last), False
-            drawn = self._drawn(sampler, records, stream, turn) if turn >= self._begins else _NOBODY
+            if self._beginnings.begins(turn, sampler, self._whole):
+                self._members = []
+            self._whole = False
+            first = self._beginnings.first
+            drawn = self._drawn(sampler, records, stream, turn) if turn >= first else _NOBODY
             self._whole = True
             return drawn
 
@@ -303,8 +324,7 @@ class _Groups:
             return members[stream.poisson_indices(sampler.rate, len(members))]
         if turn % sampler.period == 0:
             self._places = stream.uniform_below(sampler.bins, records)
-        now: Integers = members[self._places[members] == turn % sampler.period // sampler.groups]
-        return now
+        return np.asarray(members[self._places[members] == turn % sampler.period // sampler.groups])
 
     def members(self, group: int) -> Integers:
         """Return the members of a group; nobody where the records are not divided yet."""
@@ -465,6 +485,10 @@ class Balanced:
 
     def draw(self, records: int, stream: Stream, turn: int = 0) -> Indices:
         return _drawn(self, records, stream, turn)
+
+    def members(self, turn: int) -> Integers:
+        """Return the group of this turn of a plan that was begun; nobody where none is divided yet."""
+        return self._memory.members(turn % self.groups) if self._memory is not None else _NOBODY
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
         return Poisson(1 / self.bins).amplify(event_of(step), observer)

@@ -182,7 +182,7 @@ class TruncatedPoisson:
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
         if observer is Observer.COORDINATOR:
-            return DrawnEvent(self.sampling_rate, event_of(step))
+            return Poisson(self.sampling_rate).amplify(step, observer)
         return TruncatedEvent(self.sampling_rate, self.max_batch_size, self.of, event_of(step))
 
 

@@ -1,5 +1,6 @@
 """Training with correlated noise: what is planned, promised and told, what goes on, and what is refused."""
 
+import copy
 import math
 import subprocess
 import sys
@@ -15,7 +16,14 @@ from farthing.accounting import correlated as choosing
 from farthing.accounting import gaussian, pld
 from farthing.errors import InvalidValue, PromiseBroken, Unsupported
 from farthing.noise.lattice import SeededStream
-from farthing.queries.events import GaussianEvent, PoissonEvent, RepeatedEvent
+from farthing.queries.events import (
+    BalancedEvent,
+    GaussianEvent,
+    PoissonEvent,
+    RepeatedEvent,
+    TruncatedEvent,
+)
+from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.training.correlated import deviation, walking
 from farthing.torch.training.plan import Plan
 
@@ -87,7 +95,7 @@ def test_a_killed_training_goes_on_at_the_same_price(tmp_path):
     assert killed.returncode == -9, killed.stderr
     with ft.Ledger.open(journal) as ledger:
         training = train(ledger)
-        assert len(list(training)) == 40 - 9  # three blocks were reserved
+        assert len(list(training)) == 40 - 12  # three blocks were reserved, and a cycle begins at 12
         assert ledger.spent.epsilon <= 8.0
     with ft.Ledger.open(journal) as ledger, pytest.raises(PromiseBroken):
         train(ledger, bands=2)
@@ -105,6 +113,17 @@ def test_a_killed_training_goes_on_at_the_same_price(tmp_path):
         ({"adapt": lambda step: None}, Unsupported, "adapt"),
         ({"budgets": np.ones(1000)}, Unsupported, "budgets"),
         ({"mechanism": ft.torch.FloatGaussian}, Unsupported, "mechanism"),
+        ({"sampling": "shuffled"}, InvalidValue, "sampling"),
+        ({"sampling": "balanced", "bands": "pass"}, Unsupported, "fixed order"),
+        ({"sampling": "balanced", "bands": 40}, InvalidValue, "20 batches"),
+        ({"sampling": "balanced", "bands": 1, "adapt": lambda step: None}, Unsupported, "adapt"),
+        ({"sampling": "balanced", "bands": 1, "budgets": np.ones(1000)}, Unsupported, "budgets"),
+        ({"sampling": "balanced", "bands": 1, "noise_multiplier": [1.0, 2.0]}, Unsupported, "one noise"),
+        ({"sampling": "balanced", "bands": "auto", "noise_multiplier": 2.0}, InvalidValue, "leave it out"),
+        ({"max_batch_size": 0, "bands": 1}, InvalidValue, "max_batch_size"),
+        ({"max_batch_size": 60}, Unsupported, "truncated"),
+        ({"max_batch_size": 60, "bands": 1, "sampling": "balanced"}, Unsupported, "truncated"),
+        ({"max_batch_size": 60, "bands": 1, "budgets": np.ones(1000)}, Unsupported, "budgets"),
     ],
 )
 def test_what_has_no_theorem_is_refused_before_anything_is_charged(more, error, message):
@@ -113,6 +132,20 @@ def test_what_has_no_theorem_is_refused_before_anything_is_charged(more, error, 
         train(ledger, **more)
     assert ledger.share == 0.0
     assert len(list(ledger.journal.rows())) == 1
+
+
+@pytest.mark.parametrize("more", [{"bands": 4}, {"bands": 1, "sampling": "balanced"}])
+def test_a_menu_is_refused_for_batches_that_are_one_plan(more):
+    ledger = ft.Ledger(BUDGET, filter=ft.Menu([PoissonEvent(0.05, GaussianEvent(2.0))]))
+    with pytest.raises(Unsupported, match="batch by batch"):
+        train(ledger, **more)
+
+
+def test_more_records_than_the_public_number_are_refused_for_truncated_batches():
+    training = train(records=900, **TRUNCATED)
+    with pytest.raises(InvalidValue, match="more records"):
+        next(training)
+    assert training.ledger.share == 0.0
 
 
 def test_a_learning_rate_goes_by_the_noise_of_running_sums():
@@ -138,9 +171,147 @@ def test_the_least_noise_in_running_sums_is_chosen(rate, steps):
     banded = choosing.choose_bands(BUDGET, rate, steps)
     by_bands = banded.noise_multiplier * choosing.banded_prefix_noise(banded.bands, banded.exponent, steps)
     by_passes = choosing.choose_buffers(BUDGET, round(1 / rate), steps).running_noise
+    noise = walking(plan).noise_multiplier(0) * choosing.banded_prefix_noise(1, 0.5, steps)
+    assert plan.bins  # balanced draws have the least noise here
+    assert noise < min(by_bands, by_passes)
+    plan = train(bands="auto", sampling_rate=rate, steps=steps, sampling="poisson").plan
     assert bool(plan.buffers) == (by_passes < by_bands)
     noise = walking(plan).noise_multiplier(0) * choosing.banded_prefix_noise(1, 0.5, steps)
     assert noise == pytest.approx(min(by_bands, by_passes), rel=1e-3)
+
+
+def test_replace_one_has_no_balanced_draws():
+    ledger = ft.Ledger(ft.Budget(8.0, 1e-5, "replace-one"))
+    assert not train(ledger, bands="auto", steps=20).plan.bins
+    with pytest.raises(Unsupported, match="no dominating pair"):
+        train(ft.Ledger(ft.Budget(8.0, 1e-5, "replace-one")), sampling="balanced", bands=1)
+
+
+@pytest.mark.parametrize("bands", [1, 4, "auto"])
+def test_balanced_draws_take_everybody_once_a_pass_and_spend_the_budget(bands, monkeypatch):
+    drawn, draw = [], ft.Balanced.draw
+
+    def seen(self, records, stream, turn=0):
+        drawn.append(np.asarray(draw(self, records, stream, turn)))
+        return drawn[-1]
+
+    monkeypatch.setattr(ft.Balanced, "draw", seen)
+    training = train(bands=bands, sampling="balanced")
+    plan = training.plan
+    assert (plan.sampling_rate, plan.bins * plan.bands, plan.steps) == (0.05, 20, 40)
+    assert len(list(training)) == 40
+    for each in (drawn[:20], drawn[20:]):  # two passes
+        assert np.array_equal(np.sort(np.concatenate(each)), np.arange(1000))
+    event = RepeatedEvent(BalancedEvent(plan.bins, GaussianEvent(plan.noise_multiplier(0))), 2)
+    assert training.ledger.guarantee.epsilon == pytest.approx(pld.epsilon(event, 1e-5), rel=1e-9)
+    assert 7.99 < training.ledger.guarantee.epsilon <= 8.0
+
+
+def test_balanced_draws_need_less_noise_than_poisson_samples():
+    noise = [train(bands=1, sampling=way).plan.noise_multiplier(0) for way in ("balanced", "poisson")]
+    assert 0.85 * noise[1] < noise[0] < 0.98 * noise[1]
+
+
+def test_the_default_number_of_steps_is_one_of_whole_passes():
+    plan = train(bands=1, sampling="balanced", steps=None, sampling_rate=1 / 30).plan
+    assert plan.steps % 30 == 0
+    assert abs(plan.steps - 800 * math.sqrt(8)) <= 15
+    plan = train(bands=1, sampling="balanced", steps=None, sampling_rate=0.1, noise_multiplier=3.0).plan
+    longer = RepeatedEvent(BalancedEvent(10, GaussianEvent(3.0)), plan.steps // 10 + 1)
+    assert plan.steps % 10 == 0
+    assert pld.epsilon(longer, 1e-5) > 8.0
+
+
+def test_a_killed_training_on_balanced_draws_waits_for_the_next_pass(tmp_path):
+    """Turns that were reserved are forfeited; until a pass begins nobody is drawn, and no update is made."""
+    journal = tmp_path / "a.ledger"
+    code = (
+        f"import sys; sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}\n"
+        "from test_correlated import *\n"
+        f"ledger = ft.Ledger(BUDGET, journal={str(journal)!r}, block=3)\n"
+        "training = train(ledger, bands=1, sampling='balanced')\n"
+        "[next(training) for _ in range(7)]\n"
+        "import os; os.kill(os.getpid(), 9)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert killed.returncode == -9, killed.stderr
+    with ft.Ledger.open(journal) as ledger:
+        training = train(ledger, bands=1, sampling="balanced")
+        steps = list(training)
+        assert [step.receipts[-1].turn for step in steps] == list(range(20, 40))
+        assert [receipt.turn for step in steps for receipt in step.receipts] == list(range(9, 40))
+        assert ledger.spent.epsilon <= 8.0
+    with ft.Ledger.open(journal) as ledger, pytest.raises(PromiseBroken):
+        train(ledger, bands=1, sampling="poisson")
+
+
+def test_a_checkpoint_never_draws_a_pass_anew(tmp_path):
+    ledger = ft.Ledger(BUDGET)
+    training = train(ledger, bands=1, sampling="balanced")
+    [next(training) for _ in range(5)]
+    ft.torch.save(tmp_path / "a.pt", training)
+    again = train(ledger, bands=1, sampling="balanced")
+    ft.torch.restore(tmp_path / "a.pt", again)
+    assert again.t == 5
+    assert next(again).receipts[-1].turn == 20  # when the next pass begins
+    assert again.t == 6
+
+
+TRUNCATED = {"bands": 1, "max_batch_size": 85}
+
+
+def test_truncated_batches_spend_their_own_price():
+    training = train(**TRUNCATED)
+    assert len(list(training)) == 40
+    noise = training.plan.noise_multiplier(0)
+    event = RepeatedEvent(TruncatedEvent(0.05, 85, 1000, GaussianEvent(noise)), 40)
+    assert training.ledger.guarantee.epsilon == pytest.approx(pld.epsilon(event, 1e-5), rel=1e-9)
+    plain = train(bands=1).plan.noise_multiplier(0)
+    assert plain < noise < 1.01 * plain  # five standard deviations of room
+
+
+@pytest.mark.parametrize(("rows", "shape"), [(None, 90), (40, 30)])
+@pytest.mark.parametrize("hidden", [nn.Tanh, nn.LayerNorm])
+def test_truncated_batches_have_one_shape_and_blank_rows_weigh_nothing(rows, shape, hidden, monkeypatch):
+    shapes, summed = set(), Gradient._sum_of
+
+    def watched(self, inputs, targets, weights, rule, room):
+        shapes.add((len(inputs), len(targets), len(weights) if weights is not None else None))
+        return summed(self, inputs, targets, weights, rule, room)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), hidden(4) if hidden is nn.LayerNorm else hidden(), nn.Linear(4, 2))
+    plain = copy.deepcopy(model)
+    steps = {"sampling_rate": 0.05, "noise_multiplier": 1.0, "steps": 6, "physical_batch_size": rows}
+    ledgers = [ft.Ledger(BUDGET, stream=SeededStream(3)) for _ in range(2)]
+    with monkeypatch.context() as patched:
+        patched.setattr(Gradient, "_sum_of", watched)
+        list(ft.torch.train(model, LOSS, data(), ledgers[0], max_batch_size=90, **steps))
+    assert shapes == {(shape, shape, shape)}
+    list(ft.torch.train(plain, LOSS, data(), ledgers[1], **steps))  # nobody is left out: the same draws
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-4)
+
+
+def test_a_truncated_training_goes_on_and_another_size_is_refused(tmp_path):
+    with ft.Ledger(BUDGET, journal=tmp_path / "a.ledger") as ledger:
+        training = train(ledger, **TRUNCATED)
+        [next(training) for _ in range(5)]
+    with ft.Ledger.open(tmp_path / "a.ledger") as ledger:
+        again = ft.torch.train(nn.Linear(3, 2), LOSS, data(), ledger, max_batch_size=85)
+        assert again.plan.steps == 40
+        assert len(list(again)) == 35
+    with ft.Ledger.open(tmp_path / "a.ledger") as ledger, pytest.raises(PromiseBroken):
+        train(ledger, bands=1, max_batch_size=86)
+
+
+def test_truncated_batches_follow_a_menu_and_a_schedule():
+    entries = [ft.TruncatedPoisson(0.05, 80, 1000).amplify(GaussianEvent(noise)) for noise in (1.0, 2.0)]
+    ledger = ft.Ledger(BUDGET, filter=ft.Menu(entries))
+    training = train(ledger, bands=1, max_batch_size=80, noise_multiplier=1.0, steps=3)
+    assert [step.noise_multiplier for step in training] == [1.0] * 3
+    schedule = train(bands=1, max_batch_size=80, noise_multiplier=[1.0, 2.0, 1.0], steps=3)
+    assert [step.noise_multiplier for step in schedule] == [1.0, 2.0, 1.0]
 
 
 def test_a_batch_by_buffers_has_the_noise_that_the_optimiser_is_told():

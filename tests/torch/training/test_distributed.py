@@ -206,3 +206,28 @@ def test_two_ranks_draw_by_personal_rates_and_every_level_is_spent(two, tmp_path
     assert first["weights"] == second["weights"]
     assert first["size"] == second["size"]
     assert first["levels"] == pytest.approx([1.0, 3.0], rel=1e-4)
+
+
+def test_two_ranks_draw_balanced_and_truncated_batches_as_one_process_does(two, tmp_path):
+    found, codes, errors = two(
+        tmp_path,
+        """
+        # rank 0 assigns; after a restart both wait for the next pass
+        book, options = ledger(), {"sampling_rate": 0.25, "noise_multiplier": 3.0, "steps": 12}
+        next(ft.torch.train(network(), LOSS, (x, y), book, sampling="balanced", **options))
+        model = network()
+        again = ft.torch.train(model, LOSS, (x, y), book, sampling="balanced", **options)
+        told(updates=len(list(again)), weights=flat(model), bins=again.plan.bins)
+
+        # each rank fills up its part
+        model = network()
+        options = {"sampling_rate": 0.1, "noise_multiplier": 3.0, "steps": 6, "max_batch_size": 32}
+        ft.run(ft.torch.train(model, LOSS, (x, y), ledger(), **options))
+        told(weights=flat(model))
+        """,
+    )
+    assert codes == [0, 0], errors
+    assert found[0] == found[1]
+    assert (found[0][0]["updates"], found[0][0]["bins"]) == (8, 4)
+    weights, _ = alone(max_batch_size=32)
+    assert torch.allclose(torch.tensor(found[0][1]["weights"]), weights, atol=1e-5)

@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 from farthing.queries.bounds import ClipNorm
-from farthing.torch.training import records as batches
+from farthing.torch.training import placing as batches
 from farthing.torch.training.network import Network
-from farthing.torch.training.records import Examples, PlacedBatch
+from farthing.torch.training.placing import PlacedBatch
+from farthing.torch.training.records import Examples
 
 WIDE = 300
 

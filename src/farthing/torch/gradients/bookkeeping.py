@@ -221,7 +221,7 @@ class Gradient:
         """Yield the parts of a batch, each with the context in which its sums are made."""
         count = self._blocks(batch)
         if not count:
-            for part in batch.physical_batches(self._evenly(len(batch))):
+            for part in batch.physical_batches(self._evenly(getattr(batch, "largest", len(batch)))):
                 yield part, nullcontext()
             return
         assert self.expected_batch_size is not None

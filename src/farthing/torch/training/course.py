@@ -9,6 +9,7 @@ for it in `Step.share`, and `Training.steps` and the default learning rate go by
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -16,15 +17,20 @@ from torch import Tensor, nn
 
 from farthing import validate
 from farthing.accounting.menu import MenuFilter
+from farthing.accounting.personal import PersonalBudgets
 from farthing.errors import InvalidValue, PromiseBroken, Unsupported
 from farthing.ledger.ledger import Ledger
 from farthing.queries.bounds import Bound, ClipNorm
-from farthing.queries.events import DrawnEvent, Event, GaussianEvent, PoissonEvent
+from farthing.queries.events import DrawnEvent, Event, GaussianEvent, PoissonEvent, TruncatedEvent
 from farthing.queries.query import Receipt
+from farthing.queries.samplers import TruncatedPoisson
 from farthing.torch.gradients.layout import Layout
 from farthing.torch.kernels.noise import beside
+from farthing.torch.training import correlated, personal
 from farthing.torch.training.adapting import Change, Rule
-from farthing.torch.training.plan import BatchKind, Noise, Plan, planned, promised
+from farthing.torch.training.placing import PaddedExamples
+from farthing.torch.training.plan import BatchKind, Noise, Plan, planned, planned_on, promised
+from farthing.torch.training.records import Examples
 from farthing.torch.training.schedules import Bounds
 from farthing.torch.training.sharding import like
 from farthing.torch.training.watching import TrainingStep
@@ -311,6 +317,7 @@ def begun(
             sampling_rate=sampling_rate,
             noise_multiplier=noise_multiplier,
             steps=steps,
+            sampler=kind.sampler,
         )
         rate, noise = plan.sampling_rate, plan.noise_multiplier(0)
     else:
@@ -323,12 +330,47 @@ def begun(
     return replace(begin, promised=False)
 
 
+def chosen_plan(
+    ledger: Ledger,
+    people: PersonalBudgets | None,
+    kind: BatchKind,
+    records: int,
+    terms: tuple[float | None, Noise | None, int | None],
+    rule: Rule | None,
+    bands: int | str,
+    sampling: str | None,
+) -> tuple[Plan, BatchKind]:
+    """Return the plan of a run, and batches of its draws and noise.
+
+    ``terms`` are sampling rate, noise multiplier and steps as far as they are given.
+    """
+    if people is not None:
+        return personal.personal_plan(ledger, people, kind, *terms)
+    if filters(ledger, rule):
+        correlated.refuse_menu(ledger, bands, sampling)
+        return begun(ledger, kind, records, *terms), kind
+    if bands == 1 and sampling != "balanced":
+        return planned_on(ledger, records, *terms, kind.sampler), kind
+    plan = correlated.correlated_plan(ledger, records, bands, *terms, sampling)
+    return plan, correlated.correlated_kind(kind, plan)
+
+
+def truncated(
+    kind: BatchKind, examples: Examples, records: int, max_batch_size: int | None
+) -> tuple[BatchKind, Examples | PaddedExamples]:
+    """Return batches, and the examples they are drawn from, of a largest size, if there is one."""
+    if max_batch_size is None:
+        return kind, examples
+    sampler = partial(TruncatedPoisson, max_batch_size=max_batch_size, of=records)
+    return replace(kind, sampler=sampler), PaddedExamples(examples, max_batch_size)
+
+
 def _entry(ledger: Ledger, rate: float | None, noise: float | None) -> tuple[float, float] | None:
     """Return rate and noise of the first entry of a menu that agrees with what is given."""
     if not isinstance(ledger.filter, MenuFilter) or (rate is not None and noise is not None):
         return None
     for event in ledger.filter.events:
-        drawn = isinstance(event, PoissonEvent | DrawnEvent)
+        drawn = isinstance(event, PoissonEvent | TruncatedEvent | DrawnEvent)
         inner, own = (event.event, event.rate) if drawn else (event, 1.0)  # type: ignore[union-attr]
         if isinstance(inner, GaussianEvent) and rate in (None, own) and noise in (None, inner.noise):
             return own, inner.noise

@@ -23,7 +23,7 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,8 +34,10 @@ from torch import Tensor, nn
 from farthing.errors import BudgetSpent, InvalidValue, NotReleased
 from farthing.ledger.answers import refusal, zero_sum
 from farthing.ledger.ledger import Ledger
-from farthing.queries.query import Contribution, Query, Receipt
+from farthing.queries.correlated import Balanced, Beginnings, Cyclic
+from farthing.queries.query import Answer, Contribution, Query, Receipt
 from farthing.torch.kernels import totals
+from farthing.torch.training.placing import PaddedBatch, PaddedExamples
 from farthing.torch.training.plan import Plan
 from farthing.torch.training.randomness import apart
 from farthing.torch.training.records import Batch, Examples
@@ -198,14 +200,15 @@ def agree(together: Ranks, model: nn.Module, plan: Plan | None, place: int) -> t
         with torch.no_grad():
             tensor.copy_(moved)
     own = plan if plan is not None else Plan(0, 0.0, (), 0)
-    length, steps, place, records, promised, bands, buffers = together.tell(
-        len(own.noise_multipliers), own.steps or 0, place, own.records, own.promised, own.bands, own.buffers
+    length, steps, place, records, promised, bands, buffers, bins = together.tell(
+        *(len(own.noise_multipliers), own.steps or 0, place, own.records, own.promised),
+        *(own.bands, own.buffers, own.bins),
     )
     own_numbers = [own.sampling_rate, own.exponent, *own.noise_multipliers]
     numbers = own_numbers if plan is not None else [0.0] * (2 + length)
     told = together.send(torch.tensor(numbers, dtype=torch.float64, device=together.device))
     rate, exponent, *multipliers = told.tolist()
-    correlated = bands, exponent, buffers
+    correlated = bands, exponent, buffers, bins
     return Plan(records, rate, tuple(multipliers), steps or None, bool(promised), *correlated), place
 
 
@@ -213,7 +216,10 @@ class Asks(Protocol):
     """A door to the examples: that of a single process, or one shared by several."""
 
     def ask(self, query: Query) -> Released:
-        """Return the released value and the receipts."""
+        """Return the released value, or None where nobody was drawn in this turn, and the receipts.
+
+        After a restart nobody is drawn until a cycle or pass begins: a public fact, so the noise is left out.
+        """
 
     def public(self, numbers: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
         """Return rank 0's numbers, at every rank; ``numbers`` is called there alone."""
@@ -224,11 +230,12 @@ class Alone:
     """The door of a single process."""
 
     door: Ledger
+    turns: Beginnings = field(default_factory=Beginnings)
 
     def ask(self, query: Query) -> Released:
         """`Ledger.ask`."""
         answer = self.door.ask(query)
-        return answer.value, (answer.receipt,)
+        return None if _idle(self.turns, query, answer) else answer.value, (answer.receipt,)
 
     def public(self, numbers: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
         """Return the numbers."""
@@ -241,6 +248,7 @@ class Leader:
 
     door: Ledger
     together: Ranks
+    turns: Beginnings = field(default_factory=Beginnings)
 
     def ask(self, query: Query) -> Released:
         """`Ledger.ask`; the released value goes to every rank."""
@@ -257,6 +265,9 @@ class Leader:
         except Exception:
             self.together.tell(_FAILED, 0)
             raise
+        if _idle(self.turns, query, answer):
+            self.together.tell(_RELEASED, 0)
+            return None, (answer.receipt,)
         value = answer.value if isinstance(answer.value, Tensor) else torch.as_tensor(answer.value)
         value = value.to(self.together.device, torch.float32)
         self.together.tell(_RELEASED, len(value))
@@ -272,6 +283,12 @@ class Leader:
         self.together.tell(_PUBLIC, len(found))
         self.together.send(torch.tensor(found, dtype=torch.float64, device=self.together.device))
         return found
+
+
+def _idle(turns: Beginnings, query: Query, answer: Answer) -> bool:
+    """Return whether nobody was drawn in the turn of an answer."""
+    sampler = query.sampler
+    return isinstance(sampler, Cyclic | Balanced) and turns.idle(answer.receipt.turn, sampler)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -302,7 +319,7 @@ class _Parts:
         return zero_sum(self.contribution, records, w, bound)
 
 
-def _part(contribution: Contribution, together: Ranks, batch: Batch, bound: Any) -> Tensor:
+def _part(contribution: Contribution, together: Ranks, batch: Batch | PaddedBatch, bound: Any) -> Tensor:
     """This rank's sum, added to the others'. An error here is told to all before it is raised."""
     part = batch.part(together.rank, together.size)
     try:
@@ -319,7 +336,7 @@ def _part(contribution: Contribution, together: Ranks, batch: Batch, bound: Any)
 class Follower:
     """The door of every other rank: it waits for rank 0's batch, sums its part, and gets what is released."""
 
-    examples: Examples
+    examples: Examples | PaddedExamples
     together: Ranks
 
     def ask(self, query: Query) -> Released:
@@ -338,6 +355,8 @@ class Follower:
             word, size = self.together.tell(_FAILED, 0)
         if word != _RELEASED:
             raise failed
+        if not size:
+            return None, ()
         return self.together.send(torch.empty(size, device=self.together.device, dtype=torch.float32)), ()
 
     def public(self, numbers: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:

@@ -47,7 +47,7 @@ from farthing import validate
 from farthing.errors import BudgetSpent, InvalidValue
 from farthing.ledger.ledger import Ledger
 from farthing.queries.bounds import Bound
-from farthing.queries.query import Query
+from farthing.queries.query import Query, Receipt
 from farthing.torch.checks import overlap
 from farthing.torch.checks.selfcheck import materialise, refuse_other_kinds
 from farthing.torch.gradients.bookkeeping import Gradient
@@ -62,22 +62,20 @@ from farthing.torch.training.course import (
     Filtered,
     Promised,
     ReleasedSum,
-    begun,
-    filters,
+    chosen_plan,
     in_order,
     mean_of,
+    truncated,
 )
-from farthing.torch.training.optim import Scheduler, UpdateParts, chosen, joined, parts_of, rehearsed
+from farthing.torch.training.optim import Scheduler, UpdateParts, chosen, joined_for, parts_of, rehearsed
 from farthing.torch.training.plan import (
     BatchKind,
     Noise,
     Plan,
     checked,
     examples_of,
-    planned_on,
     promised_on,
     refuse_nan,
-    refuse_other,
 )
 from farthing.torch.training.randomness import OwnRandomness, apart, one_by_one
 from farthing.torch.training.schedules import Average, Bounds, Clip
@@ -119,6 +117,8 @@ def train(
     progress: bool = False,
     adapt: Rule | None = None,
     bands: int | str = 1,
+    sampling: str | None = None,
+    max_batch_size: int | None = None,
     budgets: Any = None,
     group: distributed.Group | None = None,
 ) -> "Training":
@@ -196,6 +196,12 @@ def train(
     bands : int, "pass" or "auto", default 1
         Over how many batches later noise cancels earlier noise in part (`farthing.BandedGaussian`). "pass":
         over all, each example in one batch a pass (`farthing.BufferedGaussian`). "auto": the best of these.
+    sampling : {"poisson", "balanced"}, optional
+        "poisson": each example by itself (by `farthing.Cyclic` with bands). "balanced": each in one batch of
+        every pass, in a secret turn (`farthing.Balanced`). None: Poisson, or for "auto" bands the better one.
+    max_batch_size : int, optional
+        The most examples of a batch (`farthing.TruncatedPoisson`; needs ``records``, or a public number of
+        them). Every batch goes through the model with as many rows, of which those not needed weigh nothing.
     budgets : array of float, optional
         An ε for each record, public, with ``delta`` or a ledger of such levels (`ft.PersonalBudgets`); a
         person's is the smallest of the records that count. Each is sampled as often as its ε allows.
@@ -247,15 +253,10 @@ def train(
     count = validate.count(records=records) if records is not None else len(examples)
     values = personal.values_of(budgets, examples, records, adapt)
     correlated.refuse_bands(bands, adapt, budgets, mechanism)
+    correlated.refuse_sampling(sampling, max_batch_size, bands, adapt, budgets, noise_multiplier)
     bounds = Bounds(CLIP if clip_norm is None else clip_norm, gradient.layout)
     refuse_nan(model)
-    taking, following = joined(optimizer), joined(scheduler)
-    if taking is not None:
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        refuse_other(parts_of(taking), trained)
-        rehearsed(taking, following)
-    elif following is not None:
-        raise InvalidValue("a scheduler needs the optimizer it was made for: give optimizer= as well")
+    taking, following = joined_for(model, optimizer, scheduler)
     parts = UpdateParts(
         taking,
         following,
@@ -269,6 +270,7 @@ def train(
     with apart(device):
         examples = checked(gradient, examples, example, count)
     kind = BatchKind(OwnRandomness(gradient, device), gradient.layout, mechanism)
+    kind, held = truncated(kind, examples, count, max_batch_size)
     overlap.remember(examples.data)
     together = distributed.ranks(device, group)
     sharding.refuse_shards(model, parts_of(taking), average, 1 if together is None else together.size)
@@ -276,21 +278,13 @@ def train(
         distributed.same_records(together, examples)
     if together is not None and together.rank > 0:
         plan, place = distributed.agree(together, model, None, 0)
-        ask = distributed.Follower(examples, together)
+        ask = distributed.Follower(held, together)
         return Training(model, kind, ask, plan, place, bounds, parts, None, None)
     ledger, people = personal.opened(values, ledger, epsilon, delta, examples.unit)
-    door, place = ledger.over(examples if people is None else people.over(examples)), 0
-    if people is not None:
-        plan, kind = personal.personal_plan(ledger, people, kind, sampling_rate, noise_multiplier, steps)
-        plan, place = promised_on(door, kind, bounds, plan)
-    elif filters(ledger, adapt):
-        plan = begun(ledger, kind, count, sampling_rate, noise_multiplier, steps)
-    elif bands != 1:
-        plan = correlated.correlated_plan(ledger, count, bands, sampling_rate, noise_multiplier, steps)
-        kind = correlated.correlated_kind(kind, plan)
-        plan, place = promised_on(door, kind, bounds, plan)
-    else:
-        plan = planned_on(ledger, count, sampling_rate, noise_multiplier, steps)
+    door, place = ledger.over(held if people is None else people.over(examples)), 0
+    terms = sampling_rate, noise_multiplier, steps
+    plan, kind = chosen_plan(ledger, people, kind, count, terms, adapt, bands, sampling)
+    if plan.promised:
         plan, place = promised_on(door, kind, bounds, plan)
     asks: distributed.Asks = distributed.Alone(door)
     gradient.expected_batch_size = plan.expected_batch_size if people is None and adapt is None else None
@@ -400,6 +394,7 @@ class Training:
 
     def _run(self) -> Iterator[TrainingStep]:
         held, course, device = list[ReleasedSum](), self._course, self._trained[0].device
+        waited: tuple[Receipt, ...] = ()
         for terms in course:
             query = self._query(course.place, terms)
             self.optimizer.zero_grad(set_to_none=True)
@@ -411,9 +406,13 @@ class Training:
                 course.refused()
                 continue
             course.released()
+            if value is None:  # nobody was drawn: this turn's noise is left out
+                waited += receipts
+                continue
             released = torch.as_tensor(value, dtype=torch.float32, device=device)
             gradient = self._bounds.learn(query.bound, released, terms.expected_batch_size)
-            held.append(ReleasedSum(gradient, query.bound, terms, receipts))
+            held.append(ReleasedSum(gradient, query.bound, terms, waited + receipts))
+            waited = ()
             del value, released, gradient  # or they would lie beside those of the next batch
             if len(held) == self._parts.accumulate:
                 yield self._update(held)

@@ -54,9 +54,10 @@ from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.isolation import Isolation
 from farthing.torch.gradients.tape import call, mapped, record_losses, ungrouped
 from farthing.torch.kernels.totals import SLACK
+from farthing.torch.training.placing import PlacedBatch
 from farthing.torch.training.plan import checked
 from farthing.torch.training.randomness import apart
-from farthing.torch.training.records import Examples, PlacedBatch
+from farthing.torch.training.records import Examples
 
 Array = NDArray[np.float64]
 

@@ -53,7 +53,7 @@ from torch import Tensor, nn
 
 from farthing import validate
 from farthing.errors import InvalidValue, Unsupported
-from farthing.torch.training.plan import Plan
+from farthing.torch.training.plan import Plan, refuse_other
 from farthing.torch.training.watching import ProgressLine, TrainingStep
 
 WALK = 0.4
@@ -263,6 +263,17 @@ class Together:
 def joined(given: Any) -> Any:
     """Return one optimiser or schedule as it is, and several as one."""
     return Together(given) if isinstance(given, list | tuple) else given
+
+
+def joined_for(model: nn.Module, optimizer: Any, scheduler: Any) -> tuple[Any, Any]:
+    """Return a model's optimiser and schedule, each as one; refuses those that do not fit or cannot step."""
+    taking, following = joined(optimizer), joined(scheduler)
+    if taking is not None:
+        refuse_other(parts_of(taking), [p for p in model.parameters() if p.requires_grad])
+        rehearsed(taking, following)
+    elif following is not None:
+        raise InvalidValue("a scheduler needs the optimizer it was made for: give optimizer= as well")
+    return taking, following
 
 
 def parts_of(given: Any) -> tuple[Any, ...]:

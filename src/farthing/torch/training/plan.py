@@ -40,7 +40,6 @@ from farthing.ledger.journal import Journal
 from farthing.ledger.ledger import Ledger
 from farthing.queries import mechanisms
 from farthing.queries.bounds import Bound
-from farthing.queries.correlated import Cyclic
 from farthing.queries.events import (
     ComposedEvent,
     DrawnEvent,
@@ -48,11 +47,12 @@ from farthing.queries.events import (
     GaussianEvent,
     PoissonEvent,
     RepeatedEvent,
+    TruncatedEvent,
     decode,
 )
 from farthing.queries.personal import Personal
 from farthing.queries.query import Query
-from farthing.queries.samplers import Poisson
+from farthing.queries.samplers import Poisson, Sampler
 from farthing.torch.checks.probe import Source
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.layout import Layout
@@ -70,6 +70,7 @@ NOTHING = ComposedEvent(())
 LEVELS = 32  # different noises of one plan: each is a promise of its own
 
 Noise = float | Sequence[float] | NDArray[np.float64] | Callable[[int], float]
+Draws = Callable[[float], Sampler]  # from a sampling rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,8 @@ class Plan:
     buffers : int, default 0
         Where above 0, noise is correlated over all batches by so many buffers, and ``bands`` is the number of
         batches of a pass, in each of which every example takes part once.
+    bins : int, default 0
+        Where above 0, draws are balanced (`farthing.Balanced`): a pass has ``bins`` times ``bands`` batches.
 
     Examples
     --------
@@ -112,6 +115,7 @@ class Plan:
     bands: int = 1
     exponent: float = 0.5
     buffers: int = 0
+    bins: int = 0
 
     @property
     def expected_batch_size(self) -> float:
@@ -137,10 +141,11 @@ def planned(
     noise_multiplier: Noise | None = None,
     steps: int | None = None,
     before: Event = NOTHING,
+    sampler: Draws = Poisson,
 ) -> Plan:
     """Return a plan; what is not given follows from the budget and the public number of records.
 
-    ``before`` is what else the budget has to pay for.
+    ``before`` is what else the budget has to pay for, ``sampler`` makes the draws of a rate.
     """
     if budget.delta == 0:
         raise InvalidValue(f"Gaussian noise needs a delta above 0, got {budget}")
@@ -152,9 +157,8 @@ def planned(
     if isinstance(noise_multiplier, np.ndarray):
         noise_multiplier = noise_multiplier.tolist()
     if noise_multiplier is None:
-        return Plan(
-            records, sampling_rate, (fitted(lambda t: 1.0, sampling_rate, length, budget, before)[0],), length
-        )
+        noise = fitted(lambda t: 1.0, sampling_rate, length, budget, before, sampler)[0]
+        return Plan(records, sampling_rate, (noise,), length)
     if isinstance(noise_multiplier, Sequence) or callable(noise_multiplier):
         if count is None:
             if callable(noise_multiplier):
@@ -170,7 +174,12 @@ def planned(
 
 
 def fitted(
-    shape: Callable[[int], float], sampling_rate: float, steps: int, budget: Budget, before: Event = NOTHING
+    shape: Callable[[int], float],
+    sampling_rate: float,
+    steps: int,
+    budget: Budget,
+    before: Event = NOTHING,
+    sampler: Draws = Poisson,
 ) -> tuple[float, ...]:
     """Return noise multipliers in the shape of a public schedule that together spend a budget.
 
@@ -186,6 +195,8 @@ def fitted(
         The budget they spend.
     before : Event, optional
         What else the budget has to pay for; nothing by default.
+    sampler : callable, default Poisson
+        From the sampling rate to a sampler.
 
     Returns
     -------
@@ -199,15 +210,13 @@ def fitted(
     >>> falling[0] / falling[-1], round(falling[0], 3)
     (1.5, 1.609)
     """
-    sampler, each = (
-        Poisson(sampling_rate),
-        _levelled([validate.positive(shape=shape(t)) for t in range(1, steps + 1)]),
-    )
+    draws = sampler(sampling_rate)
+    each = _levelled([validate.positive(shape=shape(t)) for t in range(1, steps + 1)])
     counts = {size: each.count(size) for size in dict.fromkeys(each)}
 
     def plan(sigma: float) -> Event:
         parts = (
-            RepeatedEvent(sampler.amplify(GaussianEvent(sigma * size), budget.observer), times)
+            RepeatedEvent(draws.amplify(GaussianEvent(sigma * size), budget.observer), times)
             for size, times in counts.items()
         )
         return ComposedEvent((*parts, before))
@@ -223,13 +232,19 @@ def promised(journal: Journal) -> list[tuple[Event, int]]:
 
 
 def resumed(
-    plan: list[tuple[Event, int]], records: int, sampling_rate: float | None, steps: int | None
+    plan: list[tuple[Event, int]],
+    records: int,
+    sampling_rate: float | None,
+    steps: int | None,
+    draws: type[Event] = PoissonEvent,
 ) -> Plan | None:
     """Return the plan of a run that goes on: a ledger's one promise of Gaussian batches, if it fits."""
     found = [
         Plan(records, event.rate, (event.event.noise,), times)
         for event, times in plan
-        if isinstance(event, PoissonEvent | DrawnEvent) and isinstance(event.event, GaussianEvent)
+        if isinstance(event, PoissonEvent | TruncatedEvent | DrawnEvent)
+        and isinstance(event, draws | DrawnEvent)
+        and isinstance(event.event, GaussianEvent)
     ]
     if (
         len(found) != 1
@@ -280,12 +295,12 @@ class BatchKind:
     layout: Layout
     mechanism: Callable[[float], mechanisms.Gaussian]
     personal: Personal | None = None  # rates by level of budget, in place of one for all
-    groups: int = 1  # of records that take turns, where noise is correlated
+    sampler: Draws = Poisson
 
     def query(self, sampling_rate: float, bound: Bound, noise_multiplier: float) -> Query:
         """Return a batch at this bound and noise."""
-        sampler = Poisson(sampling_rate) if self.groups == 1 else Cyclic(sampling_rate, self.groups)
-        return Query(self.personal or sampler, self.contribution, bound, self.mechanism(noise_multiplier))
+        draws = self.personal or self.sampler(sampling_rate)
+        return Query(draws, self.contribution, bound, self.mechanism(noise_multiplier))
 
 
 def examples_of(
@@ -382,10 +397,13 @@ def planned_on(
     sampling_rate: float | None,
     noise_multiplier: Noise | None,
     steps: int | None,
+    sampler: Draws = Poisson,
 ) -> Plan:
     """Return the plan that the ledger already holds, or one that leaves room for what it holds."""
     held = promised(ledger.journal)
-    if noise_multiplier is None and (found := resumed(held, records, sampling_rate, steps)) is not None:
+    draws = type(sampler(0.5).amplify(GaussianEvent(1.0)))
+    found = None if noise_multiplier is not None else resumed(held, records, sampling_rate, steps, draws)
+    if found is not None:
         return found
     before = ComposedEvent(tuple(RepeatedEvent(event, times) for event, times in held))
 
@@ -397,6 +415,7 @@ def planned_on(
             noise_multiplier=noise_multiplier,
             steps=steps,
             before=before,
+            sampler=sampler,
         )
 
     try:
