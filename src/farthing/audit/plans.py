@@ -85,7 +85,7 @@ class BandedTarget:
             drawn, totals = sampler.draw(runs, stream, turn), np.zeros(runs)
             group[sampler.members(turn)] = turn % self.groups
             if present:
-                np.add.at(totals, drawn, 1.0)
+                np.add.at(totals, np.asarray(drawn), 1.0)  # as often as it was drawn
             answers[turn] = noise.release(totals, _BOUND, stream, turn)
         return self._losses(self._independent(answers, column), column, group)
 
