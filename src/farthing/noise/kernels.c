@@ -1539,7 +1539,7 @@ static inline void put_lane(float *to, lane value, i64 left)
 }
 
 /* e^x to 2 units in the last place, for x cut to [-87, 88]; NaN for NaN (Cephes, expf). */
-static inline lane exponential(lane x)
+static inline lane exp_lane(lane x)
 {
     x = picked(x > 88.0f, (lane){0} + 88.0f, x);
     x = picked(x < -87.0f, (lane){0} - 87.0f, x);
@@ -1555,16 +1555,16 @@ static inline lane exponential(lane x)
     return (sum * x * x + x + 1.0f) * (lane)power;
 }
 
-static inline lane logistic(lane x) { return 1.0f / (1.0f + exponential(-x)); }
+static inline lane logistic_lane(lane x) { return 1.0f / (1.0f + exp_lane(-x)); }
 
 /* tanh x: of small x by its series, so that it keeps its digits (Cephes, tanhf). */
-static inline lane hyperbolic(lane x)
+static inline lane tanh_lane(lane x)
 {
     lane square = x * x, sum = square * -5.70498872745e-3f + 2.06390887954e-2f;
     sum = sum * square - 5.37397155531e-2f;
     sum = sum * square + 1.33314422036e-1f;
     sum = sum * square - 3.33332819422e-1f;
-    return picked(square < 0.390625f, sum * square * x + x, 1.0f - 2.0f / (exponential(x + x) + 1.0f));
+    return picked(square < 0.390625f, sum * square * x + x, 1.0f - 2.0f / (exp_lane(x + x) + 1.0f));
 }
 
 /* sum[r][g] += Σ_k a[r, k] panel[k, g], for rows of `a` that are `pitch` apart. */
@@ -1617,9 +1617,9 @@ static inline __attribute__((always_inline)) void lstm_crew(const step_of *s, co
     multiply(s->x, s->steps * s->depth, s->panel, s->depth, sum, rows);
     multiply(s->before, s->first, s->panel + s->depth * GATES * LANE, width, sum, rows);
     for (int r = 0; r < rows; r++) {
-        lane in = logistic(sum[r][0]), keep = logistic(sum[r][1]), new = hyperbolic(sum[r][2]);
-        lane out = logistic(sum[r][3]);
-        lane cell = keep * part_lane(s->cell + r * s->first, left) + in * new, curved = hyperbolic(cell);
+        lane in = logistic_lane(sum[r][0]), keep = logistic_lane(sum[r][1]), new = tanh_lane(sum[r][2]);
+        lane out = logistic_lane(sum[r][3]);
+        lane cell = keep * part_lane(s->cell + r * s->first, left) + in * new, curved = tanh_lane(cell);
         float *to = s->gates + r * apart * GATES;
         put_lane(to, in, left);
         put_lane(to + width, keep, left);
