@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 import farthing as ft
-from farthing.data import tables
+from farthing.data import raw, tables
 from farthing.data.tables import Features, Table, Weighted
 from farthing.errors import InvalidValue
 from farthing.linear.losses import LinearGradient, logistic
+from farthing.noise import native
 
 RNG = np.random.default_rng(0)
 
@@ -97,11 +98,34 @@ def test_some_rows(kind):
     assert nobody.x.shape == (0, X.shape[1])
 
 
-def test_nothing_is_remembered_of_very_long_tables(monkeypatch):
+def test_nothing_is_remembered_of_very_long_tables_without_kernels(monkeypatch):
+    monkeypatch.setattr(native, "_loaded", None)
+    monkeypatch.setattr(native, "_tried", True)
     monkeypatch.setattr(tables, "_REMEMBERED", 10)
     table = Table(RNG.normal(size=(30, 2)))
     list(table.blocks(Features(2)))
     assert table._factors == {}
+
+
+@pytest.mark.skipif(native.kernels() is None, reason="no kernels here")
+@pytest.mark.parametrize("room", [True, False])
+def test_what_is_remembered_of_a_long_table_in_a_file_lies_in_a_file_if_there_is_room(
+    tmp_path, monkeypatch, room
+):
+    X = np.lib.format.open_memmap(tmp_path / "x.npy", mode="w+", dtype=np.float32, shape=(1000, 4))
+    X[:], y = RNG.uniform(size=X.shape), np.ones(1000)
+    y[5] = np.nan
+    in_memory = Table(np.array(X), y)._known(Features(4, radius=1.0))
+    monkeypatch.setattr(raw, "_KEPT", 10)
+    if not room:
+        monkeypatch.setattr(raw.os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    table = Table(X, y)
+    on_disk = table._known(Features(4, radius=1.0))
+    for one, other in zip(in_memory[1:], on_disk[1:], strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert isinstance(other, np.memmap) is room
+    assert isinstance(table.y, np.memmap) is room
+    np.testing.assert_array_equal(table.y, y)
 
 
 def test_memory_mapped_rows_stay_on_disk(tmp_path):

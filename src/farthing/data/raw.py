@@ -9,6 +9,8 @@ A kernel reads every row once, in the type in which it is stored, and adds up in
 ('f8', 2, 2)
 """
 
+import os
+import tempfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -17,16 +19,19 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from farthing.noise import native
+from farthing.noise.summing import Sum
 
 Array = NDArray[np.float64]
 Factors = tuple[Array | None, Array | None, Array]  # for each row: g and h (None where all are 1), and |z|
 
 _DENSE = {"d": "f8", "f": "f4", "B": "u1", "?": "u1"}  # kernels by numpy's type codes
+_KEPT = 2**22  # rows of a table in a file beside which numbers are kept in memory
+_MARGINS = 2**14  # products that are kept at a time
 _LANES, _BLOCK = 8, 64  # of kernels: numbers of a vector at most, and rows whose outer products are added up
 
 
 class Stored(NamedTuple):
-    """Rows in memory: the kernel that reads them, addresses, shape, and targets in float64 (0 for NaN).
+    """Rows in memory: the kernel that reads them, addresses, shape, and targets in float64.
 
     ``stride`` is counted in numbers. Of sparse rows (``kind`` "csr") the addresses are those of values,
     columns and starts. The table keeps the arrays alive.
@@ -38,6 +43,7 @@ class Stored(NamedTuple):
     width: int
     stride: int
     y: Array | None
+    filed: bool = False  # whether they lie in a file
 
     def measured(self, gauge: "Gauge", blank: NDArray[np.bool_] | None) -> tuple[Array | None, Array] | None:
         """Return h (None where all are 1) and |z| of every row; None without a kernel.
@@ -48,15 +54,15 @@ class Stored(NamedTuple):
         if found is None:
             return None
         kernel, before, kept = self._gauged(gauge)
-        norm = np.empty(self.rows)
-        shrink = None if blank is None and gauge.radius == np.inf else np.empty(self.rows)
+        norm = scratch(self.rows, self.filed)
+        shrink = None if blank is None and gauge.radius == np.inf else scratch(self.rows, self.filed)
 
         def run() -> int:
             ends = (native.pointer(each) for each in (blank, shrink, norm))
             return int(found[kernel](*before, gauge.length, gauge.by, gauge.least, gauge.radius, *ends))
 
         if run() and shrink is None:
-            shrink = np.empty(self.rows)
+            shrink = scratch(self.rows, self.filed)
             run()
         del kept  # what the addresses among the arguments point to
         return shrink, norm
@@ -123,34 +129,25 @@ class Raw(NamedTuple):
     number: int
     factors: Factors
 
-    def _products(self, u: Array) -> Array | None:
-        """Return x·u of all rows; None where no kernel gives them."""
-        rows = self.stored
-        found = native.kernels(self.number * len(u))
-        if found is None or self.places is not None or u.ndim != 1 or u.dtype != np.float64:
-            return None
-        products, u = np.empty(rows.rows), np.ascontiguousarray(u)
-        shape = (rows.rows,) if rows.kind == "csr" else (rows.stride, rows.rows, rows.width)
-        found["products_" + rows.kind](*rows.addresses, *shape, native.pointer(u), native.pointer(products))
-        return products
-
-    def stretch(self, u: Array, constant: Any, loss: KernelLoss, chain: int) -> float | None:
+    def stretch(self, u: Array, constant: Any, loss: KernelLoss) -> float | None:
         """Return Σ residual · margin, each term clamped to the loss's clip; None without a kernel."""
-        found, products = native.kernels(), self._products(u)
-        if found is None or products is None or self.stored.y is None:
+        rows, found = self.stored, native.kernels(self.number * len(u))
+        if found is None or rows.y is None or self.places is not None or u.ndim != 1 or u.dtype != np.float64:
             return None
-        unit, shrink, _ = self.factors
-        total = np.empty(3)
-        found["stretch"](
-            *(native.pointer(products), len(products), float(constant), native.pointer(self.stored.y)),
-            *(native.pointer(unit), native.pointer(shrink)),
-            *(loss.number, loss.width, loss.clip, chain, native.pointer(total)),
-        )
-        return float(total[0] + total[1])
-
-    def parts(self, rows: int) -> Iterator[slice]:
-        """Yield slices of at most so many rows each."""
-        return (slice(start, min(self.number, start + rows)) for start in range(0, max(self.number, 1), rows))
+        u, total, whole = np.ascontiguousarray(u), np.empty(3), Sum(self.number)
+        products, most = np.empty(_MARGINS), min(_MARGINS, whole.rows)
+        for part in slices(self.number, most):
+            given, y, count = self._part(part), rows.y[part], part.stop - part.start
+            found["products_" + rows.kind](
+                *(given[:-3] if rows.kind == "csr" else given[:-2]),
+                *(native.pointer(u), native.pointer(products)),
+            )
+            found["stretch"](
+                *(native.pointer(products), count, float(constant), native.pointer(y), *given[-2:]),
+                *(loss.number, loss.width, loss.clip, 2 * _MARGINS, native.pointer(total)),
+            )
+            whole.add(total[0] + total[1], count)
+        return float(whole.value)
 
     def moments(
         self, centre: Array, scale: Array, constant: float, clip: float, rows: int
@@ -168,7 +165,7 @@ class Raw(NamedTuple):
         kernel, room = found["moments_" + self.stored.kind], np.empty((_BLOCK, pitch))
 
         def sums() -> Iterator[tuple[Array, Array, int]]:
-            for part in self.parts(rows):
+            for part in slices(self.number, rows):
                 total = np.zeros((pitch + 1, pitch))
                 ends = [native.pointer(each) for each in (centre, scale)]
                 kernel(
@@ -199,7 +196,7 @@ class Raw(NamedTuple):
         kernel, room = found["powers_" + rows_.kind], np.empty(pitch)
 
         def sums() -> Iterator[tuple[Array, int]]:
-            for part in self.parts(rows):
+            for part in slices(self.number, rows):
                 total = np.zeros((2, d if csr else pitch))
                 ends = native.pointer(centre), native.pointer(scale), float(clip), pitch, native.pointer(room)
                 kernel(*self._part(part), *(ends[1:2] if csr else ends), native.pointer(total))
@@ -251,6 +248,53 @@ def mapped(X: Any, low: Array, scale: Array) -> NDArray[np.float32] | None:
     return values
 
 
+def scratch(rows: int, filed: bool) -> Array:
+    """Return room for a number a row: beside a long table in a file (``filed``) it lies in a file, too.
+
+    The file has no name and goes with the array. Where there is no place for it, memory has to do.
+    """
+    if filed and rows > _KEPT:
+        try:
+            with tempfile.TemporaryFile(prefix="farthing-") as file:
+                os.posix_fallocate(file.fileno(), 0, 8 * rows)  # or a full disk would end the process later
+                return np.memmap(file, np.float64, "r+", shape=(rows,))
+        except (OSError, AttributeError):
+            pass
+    return np.empty(rows)
+
+
+def marked(y: NDArray[Any], blank: NDArray[np.bool_], filed: bool) -> Array:
+    """Return targets, NaN where a row is blank."""
+    found = scratch(len(y), filed)
+    for part in slices(len(y)):
+        found[part] = np.where(blank[part], np.nan, y[part])
+    return found
+
+
+def odd_rows(x: Any) -> NDArray[np.bool_]:
+    """Return which rows hold a value that is not finite."""
+    if not sparse.issparse(x):
+        return np.asarray(~np.isfinite(x).all(axis=1))
+    return np.asarray(np.bincount(_owners(x)[~np.isfinite(x.data)], minlength=x.shape[0]) > 0)
+
+
+def without(x: Any, blank: NDArray[np.bool_]) -> Any:
+    """Return a copy whose blank rows are zeros."""
+    if not sparse.issparse(x):
+        return np.where(blank[:, None], 0.0, x)
+    return sparse.csr_array((np.where(blank[_owners(x)], 0.0, x.data), x.indices, x.indptr), x.shape)
+
+
+def _owners(x: Any) -> NDArray[np.intp]:
+    """Return the row of every stored entry."""
+    return np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
+
+
+def slices(rows: int, most: int = 2**16) -> Iterator[slice]:
+    """Yield slices of at most so many of all rows."""
+    return (slice(start, min(rows, start + most)) for start in range(0, rows, most))
+
+
 def padded(size: int) -> int:
     """Return a size that is a whole number of vectors on every processor."""
     return -(-size // _LANES) * _LANES
@@ -258,7 +302,7 @@ def padded(size: int) -> int:
 
 def stored(X: Any, y: Any) -> Stored | None:
     """Return where rows lie in memory; None where no kernel can read them."""
-    y = None if y is None else np.nan_to_num(np.ascontiguousarray(y, dtype=np.float64))
+    y = None if y is None else np.ascontiguousarray(y, dtype=np.float64)
     if y is not None and y.ndim != 1:
         return None
     if sparse.issparse(X):
@@ -271,7 +315,7 @@ def stored(X: Any, y: Any) -> Stored | None:
     stride, odd = divmod(X.strides[0], X.itemsize)
     if odd or X.strides[1] != X.itemsize:
         return None
-    return Stored(kind, (X.ctypes.data,), X.shape[0], X.shape[1], stride, y)
+    return Stored(kind, (X.ctypes.data,), X.shape[0], X.shape[1], stride, y, isinstance(X, np.memmap))
 
 
 def _compressed(X: Any, y: Array | None) -> Stored | None:

@@ -249,7 +249,7 @@ def training_rows(
     plain = split.user is None and not split.share
     unbounded = any(isinstance(column, Unbounded) for column in schema.columns)
     spool = Spool(schema.width, np.float64, most=0) if unbounded else Spool(schema.width, np.float32)
-    y = [np.zeros(0)]
+    y = Spool(1, np.float64, most=2**25)
     held_X, held_y = [np.zeros((0, schema.width))], [np.zeros(0)]
     for block in blocks(table, schema, csv=csv, also=also):
         if strict:
@@ -257,15 +257,15 @@ def training_rows(
         features, targets = schema.encode(block), _blank(schema.encode_target(block))
         if plain:
             spool.add(features)
-            y.append(targets)
+            y.add(targets[:, None])
             continue
         kept, held = split.masks(block, names)
         spool.add(features[kept])
-        y.append(targets[kept])
+        y.add(targets[kept, None])
         held_X.append(features[held])
         held_y.append(targets[held])
     aside = (np.concatenate(held_X), np.concatenate(held_y)) if split.share else None
-    return TrainingRows(spool.value(), np.concatenate(y), aside)
+    return TrainingRows(spool.value(), y.value()[:, 0], aside)
 
 
 def read(

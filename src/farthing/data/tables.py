@@ -22,7 +22,7 @@ from scipy import sparse
 
 from farthing import validate
 from farthing.data.columns import limits
-from farthing.data.raw import Factors, Gauge, Raw, Stored, stored
+from farthing.data.raw import Factors, Gauge, Raw, Stored, marked, odd_rows, slices, stored, without
 from farthing.errors import InvalidValue
 from farthing.noise import summing
 from farthing.queries import arrays
@@ -35,7 +35,7 @@ _BLOCK = 2**17  # entries of a block: one megabyte of float64, so that both prod
 _SPARSE_BLOCK = 2**25  # entries of a sparse block, zeros included
 _FEWEST_ROWS = 64
 _LEAST = 2.0**-400  # of a norm: squares of less vanish, and residuals of numbers may be as large as 2¹⁰²⁴
-_REMEMBERED = 2**22  # rows whose factors are kept between passes; for more, memory would grow with the file
+_REMEMBERED = 2**22  # rows whose factors are kept between passes where no kernel measures them
 _SPREAD = 2.0**8  # the factor by which terms of Σ v x may exceed those of Σ v z
 _SHORTEST = 2**7  # roundings that a sum of such terms needs; where there are fewer, z is materialised
 
@@ -313,10 +313,12 @@ class Table:
         if self._outside(ends, broken) or (ends is not None and (np.any(ends[0]) or np.any(ends[1] != 1))):
             self._map = ends
         self._sound = not broken.any()  # whether a kernel may read the features as they are
-        blank = broken if y is None else broken | ~np.isfinite(y)
-        if blank.any():
-            self._blank = blank
-            self._y = None if y is None else np.where(blank, np.nan, y)
+        for part in slices(0 if y is None else self._length):
+            if not (finite := np.isfinite(y[part])).all():  # pages without a blank row stay untouched
+                broken[part] |= ~finite
+        if broken.any():
+            self._blank = broken
+            self._y = None if y is None else marked(y, broken, isinstance(X, np.memmap))
 
     @property
     def X(self) -> Any:
@@ -341,7 +343,7 @@ class Table:
             values = x.data if sparse.issparse(x) else x
             least, most = (values.min(), values.max()) if values.size else (np.inf, -np.inf)
             if values.size and not (np.isfinite(least) and np.isfinite(most)):
-                broken[place] = _broken(x)
+                broken[place] = odd_rows(x)
             if limits is None or outside or (least >= limits[0].max() and most <= limits[1].min()):
                 continue
             low, high = (limit[x.indices] for limit in limits) if sparse.issparse(x) else limits
@@ -375,7 +377,7 @@ class Table:
         x: Any = _part(self.X, place)
         x = x.astype(np.float64, copy=False) if sparse.issparse(x) else np.asarray(x, dtype=np.float64)
         if self._blank is not None:
-            x = _without(x, self._blank[place])
+            x = without(x, self._blank[place])
         if self._map is None:
             return x
         low, high = self._map
@@ -417,8 +419,11 @@ class Table:
             return None if known is None else _at(known, self._whole[1])
         if features.width != self._X.shape[1]:  # a kernel would read beside the rows
             raise InvalidValue(f"features are of {features.width} columns, the table has {self._X.shape[1]}")
-        if features not in self._factors and len(self) <= _REMEMBERED:
-            self._factors = {features: self._measured(features) or self._measured_in_blocks(features)}
+        if features not in self._factors:
+            found = self._measured(features)
+            if found is None and len(self) <= _REMEMBERED:
+                found = self._measured_in_blocks(features)
+            self._factors = {} if found is None else {features: found}
         return self._factors.get(features)
 
     def _measured(self, features: Features) -> Factors | None:
@@ -458,25 +463,6 @@ class Table:
         radius = np.inf if features.radius is None else features.radius
         shrink = np.where(np.isfinite(norm), np.minimum(1.0, radius / size), 0.0)
         return shrink, np.where(shrink > 0, norm * shrink, 0.0)
-
-
-def _broken(x: Any) -> NDArray[np.bool_]:
-    """Return which rows hold a value that is not finite."""
-    if not sparse.issparse(x):
-        return np.asarray(~np.isfinite(x).all(axis=1))
-    return np.asarray(np.bincount(_stored(x)[~np.isfinite(x.data)], minlength=x.shape[0]) > 0)
-
-
-def _without(x: Any, blank: NDArray[np.bool_]) -> Any:
-    """Return a copy whose blank rows are zeros."""
-    if not sparse.issparse(x):
-        return np.where(blank[:, None], 0.0, x)
-    return sparse.csr_array((np.where(blank[_stored(x)], 0.0, x.data), x.indices, x.indptr), x.shape)
-
-
-def _stored(x: Any) -> NDArray[np.intp]:
-    """Return the row of every stored entry."""
-    return np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
 
 
 def _joined(parts: list[Array | None], norms: list[Array]) -> Array | None:

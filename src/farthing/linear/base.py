@@ -232,8 +232,11 @@ def declared(classes: ArrayLike) -> NDArray[Any]:
     return known
 
 
-def codes(y: NDArray[Any], classes: NDArray[Any]) -> Array:
-    """Return the place of every label among the classes, NaN for one that is not declared."""
+def codes(y: NDArray[Any], classes: NDArray[Any], filed: bool = False) -> Array:
+    """Return the place of every label among the classes, NaN for one that is not declared.
+
+    Those of a long table that lies in a file lie in a file, too (``filed``).
+    """
     if "O" in (y.dtype.kind, classes.dtype.kind):
         known = {label: place for place, label in enumerate(classes.tolist())}
         return np.array([_place(label, known) for label in y.tolist()], dtype=np.float64)
@@ -242,8 +245,11 @@ def codes(y: NDArray[Any], classes: NDArray[Any]) -> Array:
         raise InvalidValue(
             f"y must hold labels of the kind of classes={classes.tolist()}, got {y.dtype.type.__name__}"
         )
-    places = np.searchsorted(classes, y).clip(0, len(classes) - 1)
-    return np.where(classes[places] == y, places, np.nan)
+    found = raw.scratch(len(y), filed)
+    for part in raw.slices(len(y)):
+        places = np.searchsorted(classes, y[part]).clip(0, len(classes) - 1)
+        found[part] = np.where(classes[places] == y[part], places, np.nan)
+    return found
 
 
 def _place(label: Any, known: dict[Any, int]) -> float:

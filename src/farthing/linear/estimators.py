@@ -32,6 +32,7 @@ from sklearn.preprocessing import QuantileTransformer
 from sklearn.utils.validation import check_is_fitted
 
 from farthing import validate
+from farthing.data import raw
 from farthing.ledger.ledger import Ledger
 from farthing.linear import base
 from farthing.linear import weights as weighing
@@ -125,7 +126,7 @@ class _PrivateClassifier(ClassifierMixin, PrivateLinear):  # type: ignore[misc]
         classes = base.declared(declared)
         method = self._method(CLASSIFIERS)
         X, y = self._supervised(X, y)
-        codes, weights = base.codes(y, classes), None
+        codes, weights = base.codes(y, classes, isinstance(X, np.memmap)), None
         if sample_weight is not None or self.class_weight is not None:
             by_class = weighing.of_classes(self.class_weight, classes)
             shares, most = weighing.read(sample_weight, self.max_sample_weight, len(codes))
@@ -229,7 +230,10 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):  # type: ignore[misc]
         method = self._method(self.solvers)
         loss, penalty = self._objective(low, high)
         X, numbers = self._numbers(X, y)
-        scaled = np.where(np.isfinite(numbers), (np.clip(numbers, low, high) - low) / (high - low), np.nan)
+        scaled = raw.scratch(len(numbers), isinstance(X, np.memmap))
+        for part in raw.slices(len(numbers)):
+            some = (np.clip(numbers[part], low, high) - low) / (high - low)
+            scaled[part] = np.where(np.isfinite(numbers[part]), some, np.nan)
         weights = None
         if sample_weight is not None:
             shares, most = weighing.read(sample_weight, self.max_sample_weight, len(scaled))

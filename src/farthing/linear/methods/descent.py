@@ -66,7 +66,7 @@ residuals are bounded besides. The constants were chosen on made-up tables.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -75,6 +75,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.special import ndtri
 
+from farthing.data.raw import slices
 from farthing.data.tables import Block, Features, Table
 from farthing.data.weighted import root, weighed
 from farthing.errors import InvalidValue, Unsupported
@@ -274,7 +275,7 @@ class Stretch:
         features, loss = self.gradient.features, self.gradient.loss
         u, constant = features.unfold(w)
         total = Sum(len(records), (1,))
-        if (quick := self._quick(records, u, constant, bound, total.rows)) is not None:
+        if (quick := self._quick(records, u, constant, bound)) is not None:
             return np.array([quick])
         with np.errstate(over="ignore", invalid="ignore"):
             for block in records.blocks(features):
@@ -284,13 +285,13 @@ class Stretch:
                 total.add(weighed(each, block.weight, bound).sum(axis=0), len(each))
         return total.value
 
-    def _quick(self, records: Table, u: Array, constant: Any, bound: ClipValue, rows: int) -> float | None:
+    def _quick(self, records: Table, u: Array, constant: Any, bound: ClipValue) -> float | None:
         """Return the sum by a kernel; None where there is none for it."""
         raw = records.raw(self.gradient.features) if type(records) is Table else None
         loss = self.gradient.kernel_loss(bound.high)
         if raw is None or loss is None or bound.low != -bound.high:
             return None
-        return raw.stretch(u, constant, loss, rows)
+        return raw.stretch(u, constant, loss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,11 +309,12 @@ class Norms:
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
         counts, features = np.zeros(len(self.grid)), Features(self.width, intercept=0.0)
         raw = records.raw(features) if type(records) is Table else None
-        parts: list[tuple[Array, Array | None]]
+        parts: Iterable[tuple[Array, Array | None]]
         if raw is not None and raw.places is None:
-            parts = [(raw.factors[2], None)]
+            norm = raw.factors[2]
+            parts = ((norm[part], None) for part in slices(len(norm)))
         else:
-            parts = [(block.norm, block.weight) for block in records.blocks(features)]
+            parts = ((block.norm, block.weight) for block in records.blocks(features))
         for norms, weight in parts:
             cells = np.searchsorted(-self.grid, -norms, side="right") - 1
             cells = np.clip(cells, 0, len(self.grid) - 1)

@@ -46,6 +46,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing import validate
+from farthing.data.raw import slices
 from farthing.data.tables import Block, Features, Table, Weighted
 from farthing.data.weighted import root, weighed
 from farthing.errors import InvalidValue
@@ -54,7 +55,7 @@ from farthing.linear.budget_schedule import BudgetSchedule
 from farthing.linear.losses import LinearGradient, squared
 from farthing.linear.methods.regression import Space, ridge
 from farthing.linear.problem import Problem
-from farthing.noise.summing import Sum, summed
+from farthing.noise.summing import Sum
 from farthing.queries.bounds import ClipNorm, ClipOuter, ClipValue, Kind
 from farthing.queries.mechanisms import SymmetricGaussian
 from farthing.queries.query import Step, until_spent
@@ -223,13 +224,14 @@ class Targets:
         return (1,)
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipValue) -> Array:
-        with np.errstate(over="ignore", invalid="ignore"):
-            terms = (np.asarray(records.y, dtype=np.float64) - self.origin) ** self.power - self.middle
-        shares = getattr(records, "shares", None)
-        if shares is None:
-            return summed(bound.apply, terms[:, None])
-        pairs = np.column_stack([terms, shares])
-        return summed(lambda part: weighed(bound.apply(part[:, :1]), part[:, 1], bound), pairs)
+        total, shares = Sum(len(records), (1,)), getattr(records, "shares", None)
+        for part in slices(max(1, len(records)), min(2**16, total.rows)):  # what is refused, of nobody too
+            with np.errstate(over="ignore", invalid="ignore"):
+                off = np.asarray(records.y[part], dtype=np.float64) - self.origin
+                each = bound.apply((off**self.power - self.middle)[:, None])
+            each = weighed(each, None if shares is None else shares[part], bound)
+            total.add(each.sum(axis=0), len(each))
+        return total.value
 
 
 @dataclass(frozen=True, slots=True)
