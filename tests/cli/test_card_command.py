@@ -90,10 +90,17 @@ def test_a_training_is_logged_to_mlflow(run: Any, fit: Path, monkeypatch: pytest
         log_artifact=lambda path: seen.setdefault("files", []).append(Path(path).name),
     )
     monkeypatch.setitem(sys.modules, "mlflow", fake)
+    Path("people.csv").rename(fit / "people.csv")
     done = run("card", "fit", "--mlflow", "--out", "card.md")
     assert (done.code, done.err) == (0, "farthing: logged to MLflow as run 7\n")
     assert (seen["epsilon"], seen["delta"], seen["privacy.checked_by"]) == (1.0, 1e-5, "Ann, 2026-11-16")
-    assert "report.html" in seen["files"]
+    expected = ["model.npz", "privacy.json", "report.html", "train.ledger", "train.ledger.head"]
+    assert seen["files"] == expected  # and not the table that lies beside them
+    assert "rows_per_person" not in seen  # there are none
     assert seen["model-card.md"] == Path("card.md").read_text()
+    fake.log_text = lambda text, name: (_ for _ in ()).throw(ConnectionError("no server\nat port 1"))
+    done = run("card", "fit", "--mlflow")
+    assert done.code == 2
+    assert "MLflow refused the training (ConnectionError): no server at port 1" in done.err
     monkeypatch.setitem(sys.modules, "mlflow", None)
     assert "pip install mlflow" in run("card", "fit", "--mlflow").err

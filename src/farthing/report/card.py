@@ -139,18 +139,32 @@ def logged(folder: Path, told: Mapping[str, Any]) -> str:
         raise Unsupported("--mlflow needs a package that is missing: pip install mlflow") from None
     said = told["guarantee"]
     names = "method", "steps", "records", "features", "rows_per_person", "software", "format"
-    files = [folder] if folder.is_file() else sorted(path for path in folder.iterdir() if path.is_file())
-    with mlflow.start_run() as run:
-        mlflow.log_params({name: told.get(name) for name in names})
-        mlflow.set_tags({f"privacy.{name}": str(value)[:5000] for name, value in said.items()})
-        mlflow.set_tag("privacy.checked_by", told["public"]["schema"]["checked_by"] or "nobody")
-        mlflow.log_metric("delta", float(said["delta"]))
-        if said["epsilon"] is not None:
-            mlflow.log_metric("epsilon", float(said["epsilon"]))
-        for name in ("accuracy", "auc", "rmse"):
-            if name in told.get("test", {}):
-                mlflow.log_metric(name, float(told["test"][name]))
-        mlflow.log_text(card(told), "model-card.md")
-        for path in files:
-            mlflow.log_artifact(str(path))
-        return str(run.info.run_id)
+    try:
+        with mlflow.start_run() as run:
+            mlflow.log_params({name: told[name] for name in names if told.get(name) is not None})
+            mlflow.set_tags({f"privacy.{name}": str(value)[:5000] for name, value in said.items()})
+            mlflow.set_tag("privacy.checked_by", told["public"]["schema"]["checked_by"] or "nobody")
+            mlflow.log_metric("delta", float(said["delta"]))
+            if said["epsilon"] is not None:
+                mlflow.log_metric("epsilon", float(said["epsilon"]))
+            for name in ("accuracy", "auc", "rmse"):
+                if name in told.get("test", {}):
+                    mlflow.log_metric(name, float(told["test"][name]))
+            mlflow.log_text(card(told), "model-card.md")
+            for path in _written(folder, told):
+                mlflow.log_artifact(str(path))
+            return str(run.info.run_id)
+    except Exception as error:  # MLflow saw no record, so that its words may be shown
+        raise InvalidValue(
+            f"MLflow refused the training ({type(error).__name__}): {plain(error, 600)}; "
+            "MLFLOW_TRACKING_URI names the server or database"
+        ) from None
+
+
+def _written(folder: Path, told: Mapping[str, Any]) -> list[Path]:
+    """Return the files that the training wrote; others of its folder, such as its table, are private."""
+    place, privacy = (folder, "privacy.json") if folder.is_dir() else (folder.parent, folder.name)
+    model, report, ledger = (Path(str(told.get(kind) or kind)).name for kind in ("model", "report", "ledger"))
+    exports = (Path(f"{Path(model).stem}.{form}").name for form in told.get("sha256", {}))
+    names = privacy, model, report, ledger, f"{ledger}.head", *exports
+    return sorted({place / name for name in names if (place / name).is_file()})
