@@ -33,7 +33,8 @@ def test_a_standing_method_ends_with_0_and_writes_json_and_html(capsys, tmp_path
     assert {row["verdict"] for row in found["verdicts"]} == {"not refuted"}
     assert all(row["confidence"] >= found["confidence"] for row in found["verdicts"])
     text = page.read_text()
-    assert text.startswith('<section class="audit">')
+    assert text.startswith("<!DOCTYPE html>")
+    assert '<section class="audit">' in text
     assert "no proof" in text
     assert "proved" not in text
 
@@ -41,6 +42,7 @@ def test_a_standing_method_ends_with_0_and_writes_json_and_html(capsys, tmp_path
 def test_wrong_usage_is_said_in_one_sentence(capsys, tmp_path):
     for arguments in ([], ["descent", "--all"], ["nothing"], ["laplace", "--effort", "0"]):
         assert cli.main(["audit", *arguments]) == 2
+    assert "got both --all and 'descent'" in capsys.readouterr().err
     assert cli.main(["audit", "laplace", "--html", str(tmp_path / "no" / "such" / "page.html")]) == 2
     assert "--html must be writable" in capsys.readouterr().err
     (tmp_path / "page.html").write_text("mine")
@@ -52,24 +54,30 @@ def test_wrong_usage_is_said_in_one_sentence(capsys, tmp_path):
 @pytest.mark.slow
 def test_laws_alone(capsys, monkeypatch):
     assert cli.main(["audit", "laws"]) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
     assert out.count("holds") == len(out.splitlines()) >= 10
+    assert err == ""
     monkeypatch.setattr(auditing, "lawful", lambda method: {"draws": ["a record comes twice"]})
     assert cli.main(["audit", "laws", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["laws"]["draws"] == ["a record comes twice"]
 
 
 def test_all_splits_what_may_fail(monkeypatch):
-    asked = []
+    asked, scales = [], []
 
-    def attack(name, *, confidence, **_):
+    def attack(name, *, confidence, scale, **_):
         asked.append((name, confidence))
+        scales.append(scale)
         return []
 
     monkeypatch.setattr(methods, "attack", attack)
     auditing.audited(None, True, 1.0, 0.99)
     assert [name for name, _ in asked] == methods.names()
     assert all(1 - confidence == pytest.approx(0.01 / len(asked)) for _, confidence in asked)
+    assert 1.5 < min(scales) == max(scales) < 2.5  # more runs, so that each shows as much as by itself
+    scales.clear()
+    auditing.audited("laplace", False, 1.0, 0.99)
+    assert scales == [1.0]
 
 
 def test_unsound_targets_are_never_a_way_to_train(capsys):

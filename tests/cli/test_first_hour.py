@@ -65,6 +65,26 @@ def test_a_training_begins_where_a_full_disk_left_an_empty_ledger(run: Any) -> N
     assert (done.code, done.json["ledger"]) == (0, "fit/train.ledger")
 
 
+def test_a_budget_that_hardly_protects_is_said_at_the_terminal(run: Any) -> None:
+    assert run("sample").code == 0
+    table = ("train", "people.csv", "--schema", "people.json", "--dry-run")
+    assert run(*table, *SPEND).err == ""
+    done = run(*table, "--epsilon", "1e9", "--delta", "0.1")
+    assert done.code == 0
+    assert "ε = 10⁹. That is weak" in done.err
+    assert "δ times the number of records is 300. That is too large." in done.err
+
+
+def test_a_table_that_no_schema_fits_is_told_before_a_schema_is_asked_for(run: Any) -> None:
+    Path("twice.csv").write_text("a,a,y\n1,2,no\n")
+    done = run("train", "twice.csv", *SPEND, "--target", "y")
+    assert (done.code, done.out) == (2, "")
+    assert "'twice.csv' has two columns 'a'" in done.err
+    done = run("train", ".", *SPEND)
+    assert done.code == 2
+    assert "'.' cannot be read: Is a directory" in done.err
+
+
 def test_a_wrong_command_is_hinted_at_once(run: Any) -> None:
     assert run("trian").err.count("Did you mean 'train'?") == 1
 

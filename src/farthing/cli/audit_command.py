@@ -19,7 +19,7 @@ def audit(
     ] = 1.0,
     confidence: Annotated[float, option(number, "The confidence of all verdicts jointly.")] = 0.99,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the table as a section of HTML as well.")
+        Path | None, typer.Option(metavar="FILE", help="Write verdicts and laws as a page of HTML as well.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -28,9 +28,9 @@ def audit(
     The exit code is 1 if a claim is broken. "Not refuted" is no proof; the power of an attack says what it
     would have caught.
     """
-    from farthing.audit.auditing import section
     from farthing.cli import auditing
     from farthing.data.model_file import check_writable, write
+    from farthing.report.document import audit_page
 
     if html is not None:
         check_writable(html, force=False, option="--html")
@@ -38,7 +38,7 @@ def audit(
         found = auditing.audited(method, everything, effort, confidence, watch)
         told = auditing.lawful(method)
     if html is not None:
-        write(html, section(found).encode())
+        write(html, audit_page(found, told).encode())
     if as_json:
         emit_json(auditing.fields(found, told, confidence))
     else:

@@ -4,6 +4,8 @@ Beside attacks there are laws (`audit.laws`, `audit.prices`, `audit.charges`): w
 draws, prices and books whatever is asked. ``farthing audit laws`` looks at those alone, ``--all`` at both.
 """
 
+import logging
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,14 +41,20 @@ def audited(
     watch: Watch | None = None,
     stream: Stream | None = None,
 ) -> list[Finding]:
-    """The verdicts on one method or on all; ``confidence`` is that of all of them together."""
+    """The verdicts on one method or on all; ``confidence`` is that of all of them together.
+
+    A bound on n runs that fails with probability f is off by about √(ln(1/f)/n). Among many methods each has
+    a smaller share of the failure probability, and as many more runs as it needs to show as much as alone.
+    """
     if everything == (method is not None):
         known = ", ".join(dict.fromkeys([*ATTACKED_AS, *methods.names(), LAWS, *methods.published()]))
-        raise InvalidValue(f"give either METHOD or --all; METHOD is one of {known}")
+        given = f"both --all and {method!r}" if everything else "neither"
+        raise InvalidValue(f"give either METHOD or --all, got {given}; METHOD is one of {known}")
     validate.positive(**{"--effort": effort})
     validate.probability(**{"--confidence": confidence})
     names = methods.names() if method is None else [*attacks(method)] if method != LAWS else []
     each = 1 - (1 - confidence) / max(1, len(names))
+    effort *= math.log((1 - each) / 2) / math.log((1 - confidence) / 2)
     found: list[Finding] = []
     for done, name in enumerate(names):
         found += methods.attack(
@@ -95,10 +103,20 @@ def lawful(method: str | None, stream: Stream | None = None) -> dict[str, list[s
         "models": _models(),
         "clients": charges.uploads_allowed(words) + charges.shares(words) + charges.uploads(words),
     }
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _silent(logging.getLogger("farthing.deploy.guard")):
         told["refunds"] = charges.refunds(words, folder) + games.blocks(folder)
         told["guards"] = entrances.replies(folder) + _network_guards(folder)
     return told
+
+
+@contextmanager
+def _silent(log: logging.Logger) -> Iterator[None]:
+    """Keep a log from being written: guards that are attacked say of every message why they refuse it."""
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _models() -> list[str]:

@@ -225,7 +225,7 @@ def train(
         emit(aligned(rehearsed_lines(fields)))
     else:
         print(aligned(trained_lines(fields)), file=sys.stderr)
-    if not as_json and not dry_run:
+    if not as_json:
         for said in _reservations(fields):
             say(said)
     if "unmeasured" in fields and not as_json:
@@ -241,7 +241,13 @@ def _reservations(fields: dict[str, Any]) -> Iterator[str]:
     """What the person who trains should know before the report says it to others."""
     from farthing.cli.outputs import UNCHECKED
     from farthing.report.reading import earlier
+    from farthing.report.statement import weaknesses
 
+    said = fields["guarantee"]
+    if said["epsilon"] is not None:
+        yield from weaknesses(said["epsilon"], said["delta"], fields["records"])
+    if fields.get("dry_run"):
+        return
     if not fields["public"]["schema"]["checked_by"]:
         yield UNCHECKED
     if fields["earlier_ledgers"]:
@@ -253,6 +259,7 @@ def _skeleton(table: str, target: str | None, csv: "Csv") -> int:
     from farthing.data import table_files
 
     if target is None:
+        table_files.header(table, None, csv)  # which says what is wrong with the table, if it cannot be read
         raise InvalidValue("give --schema FILE; for a skeleton of one, give --target COLUMN instead")
     emit(table_files.skeleton_of(table, target, csv))
     return say(

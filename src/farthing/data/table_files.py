@@ -151,7 +151,11 @@ def missing(texts: Sequence[str]) -> tuple[dict[str, str], bool]:
 
 def skeleton_of(table: str, target: str, csv: Csv = PLAIN) -> str:
     """Return a schema to fill in, with the names in the table's header."""
-    return data.skeleton(named(table, target, csv), target)
+    names = named(table, target, csv)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidValue(f"{table!r} has two columns {twice[0]!r}: its header must name each column once")
+    return data.skeleton(names, target)
 
 
 # --- records

@@ -6,8 +6,9 @@ an escaping mistake could not run or fetch anything.
 
 import base64
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import farthing
 from farthing.report import pictures
@@ -16,6 +17,9 @@ from farthing.report.pictures import Picture
 from farthing.report.statement import Item, Tone, band, headline, statement, upwards
 from farthing.report.subject import FederatedRun, Subject
 from farthing.report.words import escape, number, percent, plain
+
+if TYPE_CHECKING:
+    from farthing.audit.auditing import Verdict
 
 _HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 _POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'"
@@ -110,9 +114,49 @@ def broken(title: str, reason: str) -> str:
     return _document(title, "A ledger that failed its check", said, "", void=True)
 
 
-def _document(title: str, lead: str, body: str, foot: str, *, void: bool) -> str:
+def audit_page(verdicts: Sequence[tuple[str, "Verdict"]], laws: Mapping[str, Sequence[str]]) -> str:
+    """Return the verdicts of an audit, and the laws that it checked, as one offline HTML file.
+
+    Parameters
+    ----------
+    verdicts : sequence of (str, Verdict)
+        What was attacked, and what came out.
+    laws : mapping of str to sequences of str
+        The complaints about each law; none where it holds.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> "<td>holds</td>" in audit_page([], {"noise": []})
+    True
+    """
+    from farthing.audit.auditing import section
+
+    refuted = sorted({name for name, one in verdicts if one.broken} | {law for law in laws if laws[law]})
+    tone, strong = (Tone.ALARM, "Broken") if refuted else (Tone.CALM, "Nothing was refuted")
+    text = (
+        f"These claims or laws do not hold: {', '.join(refuted)}."
+        if refuted
+        else "No attack refuted a claim, and no law was violated. That is not a proof."
+    )
+    attacks = f"<div class='scroll'>{section(verdicts, 'Attacks')}</div>" if verdicts else ""
+    rows = [
+        f"<tr><td>{escape(law)}</td><td>{escape('; '.join(said) or 'holds', 2000)}</td></tr>"
+        for law, said in laws.items()
+    ]
+    checked = f"<h2>Laws</h2><table><tbody>{''.join(rows)}</tbody></table>" if rows else ""
+    lead = f"{len({name for name, _ in verdicts}):,} methods, {len(verdicts):,} attacks, {len(laws):,} laws"
+    return _document(
+        "farthing audit", lead, _box(tone, strong, text) + attacks + checked, "", void=False, over="Audit"
+    )
+
+
+def _document(title: str, lead: str, body: str, foot: str, *, void: bool, over: str = "") -> str:
     """Return an HTML document; ``void`` marks the whole page, and its title, as without a guarantee."""
-    name, over = escape(title, 120), "No privacy guarantee" if void else "Privacy report"
+    name, over = escape(title, 120), "No privacy guarantee" if void else over or "Privacy report"
     kind = " class='void'" if void else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'

@@ -98,6 +98,25 @@ def band(epsilon: float) -> tuple[Tone, str]:
     return Tone.WEAK, "That is weak: beyond ε = 10 the bound says little about what is hidden."
 
 
+def weaknesses(epsilon: float, delta: float, records: int | None) -> list[str]:
+    """Return sentences about an ε or a δ that is too large to protect; none about usual ones.
+
+    >>> weaknesses(1.0, 1e-6, 1000)
+    []
+    """
+    tone, reason = band(epsilon)
+    found = [f"ε = {number(epsilon)}. {reason}"] if tone is Tone.WEAK else []
+    return found + ([_large(delta * records)] if records and delta * records >= _MUCH else [])
+
+
+def _large(share: float) -> str:
+    return (
+        f"δ times the number of records is {number(share, 2)}. "
+        + ("That is too large. " if share >= 1 else "That is large. " if share >= _MUCH else "")
+        + f"From 1 on, publishing one record as it is would be allowed; it should be well below {_MUCH:g}."
+    )
+
+
 def guess(said: Guarantee) -> float:
     """Return the largest probability that a guess at even odds is right: (e^ε + δ) / (1 + e^ε).
 
@@ -207,12 +226,7 @@ def _size(subject: Subject) -> Item:
         share = said.delta * subject.records
         if share >= _MUCH:
             tone = Tone.WEAK if share >= 1 else max(tone, Tone.CARE, key=list(Tone).index)
-        meaning.append(
-            f"δ times the number of records is {number(share, 2)}. "
-            + ("That is too large. " if share >= 1 else "That is large. " if share >= _MUCH else "")
-            + "From 1 on, publishing one record as it is would be allowed; it should be well below "
-            f"{_MUCH:g}."
-        )
+        meaning.append(_large(share))
     if subject.budget.epsilon > 1.001 * said.epsilon or subject.share < 0.9999:
         meaning.append(
             f"The ledger allows ε = {number(subject.budget.epsilon)} and δ = {number(subject.budget.delta)} "
