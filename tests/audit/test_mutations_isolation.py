@@ -100,7 +100,7 @@ def isolated():
         (x, y), model = data(), Before(function)
         other = torch.cat([-x[:1], x[1:]])
         gradient = Gradient(model, lambda out, y: out.sum(1) + 0 * y, route="vmap", physical_batch_size=6)
-        gradient._checked = Makeup(model)
+        gradient.checked = Makeup(model)
         sums = []
         try:
             for rows, chosen in ((x, slice(None)), (other, slice(None)), (x, np.arange(1, 24))):

@@ -77,7 +77,7 @@ def summed(model, case, inputs, targets, route="fast", chosen=EVERYBODY, clip=No
     bound = ClipNorm(0.7 * float(rows.norm(dim=1).median()) if clip is None else clip)
     found.check(inputs, targets)
     with calm(model, list):
-        found._checked = Makeup(model)
+        found.checked = Makeup(model)
         total = found.bounded_sum(examples(inputs, targets).take(chosen), None, bound)
     return total, None if rows is None else plain_sum(rows, bound)
 

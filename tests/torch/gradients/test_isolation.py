@@ -83,7 +83,7 @@ def moved(model, loss=losses, route="vmap", checked=True, **how):
     """|sum(D) - sum(D minus one)| over the clip, on the same randomness; perhaps without the check."""
     x, y = data()
     gradient = Gradient(model, loss, route=route, **how)
-    gradient._checked = None if checked else Makeup(model)
+    gradient.checked = Makeup(None if checked else model)
     sums = []
     for chosen in (slice(None), np.arange(1, len(y))):
         with torch.random.fork_rng():

@@ -144,7 +144,7 @@ class Gradient:
         self._first = next(p for p in model.parameters() if p.requires_grad)
         self._passes: Passes | None = None
         self._stack: Stack | None = None
-        self._checked: Makeup | None = None
+        self.checked = Makeup(None)
         self._wall: Wall | None = None
         self._last: tuple[Any, ClipRule] | None = None  # the last bound that was found to fit, and its rule
         ends = (*self.layout.offsets[1:], self.layout.size)
@@ -183,7 +183,7 @@ class Gradient:
     def _summed(self, batch: Any, bound: Any) -> Tensor:
         rule, parts = self._rule(bound), totals.Parts()
         total: Tensor | None = None
-        if self._checked is None or not self._checked.holds(self.model):
+        if not self.checked.holds(self.model):
             for inputs, targets, weights in batch.physical_batches(1):
                 self._checked_publicly(inputs, targets, weights)
                 break
@@ -321,7 +321,7 @@ class Gradient:
                 else:
                     kept = self._leftovers(self.rows, source)
                     verify_isolated(self.isolation, self.model, self.loss, source, self.rows, kept, alike)
-            self._passes, self._checked = passes, Makeup(self.model)
+            self._passes, self.checked = passes, Makeup(self.model)
             self._stack = self._stacked(source)
             wall.accept()
         self._wall = Wall(self.model, self.loss)

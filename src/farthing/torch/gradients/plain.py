@@ -56,8 +56,8 @@ class Makeup:
     does to frozen batch norms), another module or a new hook may mix examples, or keep them.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._parts = list(_parts(model))
+    def __init__(self, model: nn.Module | None) -> None:
+        self._parts = [] if model is None else list(_parts(model))  # nothing was checked: no model is that
 
     def holds(self, model: nn.Module) -> bool:
         """Return whether the model is still made of the same."""
@@ -78,6 +78,21 @@ def _parts(model: nn.Module) -> Iterator[Any]:
                 yield p.dtype
     for name in _HOOKS:
         yield from getattr(torch.nn.modules.module, f"_global{name}").values()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode meanwhile; every part is afterwards in its own mode again.
+
+    ``model.train(True)`` would thaw parts that are frozen in a model in training mode, such as batch norms.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 class Plain:

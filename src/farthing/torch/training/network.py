@@ -52,6 +52,7 @@ from farthing.torch.checks.leftovers import Wall
 from farthing.torch.checks.selfcheck import refuse_other_kinds
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.isolation import Isolation
+from farthing.torch.gradients.plain import evaluating
 from farthing.torch.gradients.tape import call, mapped, record_losses, ungrouped
 from farthing.torch.kernels.totals import SLACK
 from farthing.torch.training.placing import PlacedBatch
@@ -177,14 +178,9 @@ class Network:
     def outputs(self, inputs: Any, w: ArrayLike) -> Any:
         """Return the model's outputs on public inputs at these weights, as an array."""
         self.put(w)
-        training = self.model.training
-        try:
-            self.model.eval()
-            with torch.no_grad():
-                parts = torch.as_tensor(inputs).to(self.device).split(512)
-                return torch.cat([call(self.model, part) for part in parts]).cpu().numpy()
-        finally:
-            self.model.train(training)
+        with evaluating(self.model), torch.no_grad():
+            parts = torch.as_tensor(inputs).to(self.device).split(512)
+            return torch.cat([call(self.model, part) for part in parts]).cpu().numpy()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -232,14 +228,15 @@ class NetworkGradient:
     def judged(self, batch: Any, w: Any) -> list[tuple[Array, Array, Array]]:
         """Return losses, whether labels are found and weights of examples: of users, the means of theirs.
 
-        The model stays in the mode in which it was checked. Where examples could meet in it, each goes alone.
+        The model stays in the mode that it is in. Where examples could meet in it, or it is not what was
+        checked, each goes alone.
         """
         network, found = self.network, list[tuple[Array, Array, Array]]()
         network.put(w)
-        apart_each = network.sums.isolation is not None
-        arranged = PlacedBatch(batch, 1) if apart_each else network.arranged(batch)
         wall = Wall(network.model, network.loss)
         with apart(network.device), network.sums.plain.running(), torch.no_grad():
+            together = network.sums.isolation is None and network.sums.checked.holds(network.model)
+            arranged = network.arranged(batch) if together else PlacedBatch(batch, 1)
             for physical in arranged.physical_batches(network.sums.physical_batch_size):
                 with wall:
                     found.append(self._judged(*physical))

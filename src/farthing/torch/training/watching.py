@@ -22,6 +22,7 @@ from farthing import validate
 from farthing.errors import NotPrivate
 from farthing.queries import query as asking
 from farthing.torch.checks import overlap
+from farthing.torch.gradients.plain import evaluating
 from farthing.torch.gradients.tape import call
 from farthing.torch.training.records import Examples
 
@@ -221,15 +222,12 @@ def evaluate(
             NotPrivate,
             stacklevel=3,
         )
-    training, total = model.training, 0.0
-    model.eval()
-    try:
+    total = 0.0
+    with evaluating(model):
         for inputs, targets, _ in examples.take(slice(None)).physical_batches(
             validate.count(physical_batch_size=physical_batch_size)
         ):
             outputs = call(model, inputs)
             found = (outputs.argmax(-1) == targets).float() if loss is None else loss(outputs, targets)
             total += float(found.double().sum())
-    finally:
-        model.train(training)
     return total / len(examples)
