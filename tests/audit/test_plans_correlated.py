@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from farthing.audit import plans
-from farthing.audit.plans import BalancedTarget, BandedTarget, BufferedTarget
+from farthing.audit.plans import BalancedTarget, BandedTarget, BufferedTarget, PersonalBandedTarget
 from farthing.noise.lattice import SeededStream
 from farthing.queries.correlated import Balanced, BandedGaussian, Cyclic, spread
+from farthing.queries.personal import PersonalCyclic
 
 SOUND = BandedTarget(groups=4, bands=4, steps=12, runs=10_000)
 SURE = replace(SOUND, sampling_rate=0.25, noise_multiplier=4.0)  # every canary in every cycle
@@ -155,3 +156,22 @@ def test_balanced_draws_priced_as_a_pass_of_twice_the_turns_are_refuted(monkeypa
     )
     monkeypatch.setattr(plans, "Balanced", wide)
     assert broken(replace(SECRET, noise_multiplier=1.0))
+
+
+OWN = PersonalBandedTarget(groups=4, bands=4, steps=12, runs=20_000)
+
+
+def test_a_level_with_correlated_noise_is_not_refuted():
+    assert not broken(OWN)
+    assert not broken(replace(OWN, sampling_rate=0.25, other_rate=0.05))
+
+
+def test_a_level_that_is_drawn_at_the_rate_of_another_is_refuted(monkeypatch):
+    class Swapped(PersonalCyclic):
+        __slots__ = ()
+
+        def begin(self):
+            return PersonalCyclic(self.sampling_rates[::-1], groups=self.groups).begin()
+
+    monkeypatch.setattr(plans, "PersonalCyclic", Swapped)
+    assert broken(OWN)

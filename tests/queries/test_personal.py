@@ -16,7 +16,7 @@ from farthing.queries.events import (
     PersonalEvent,
     PoissonEvent,
 )
-from farthing.queries.personal import Leveled, Personal
+from farthing.queries.personal import Leveled, Personal, PersonalCyclic
 from farthing.queries.query import PerExample, Query, Rows
 from farthing.torch.kernels.noise import TensorGaussian as TorchGaussian
 
@@ -164,3 +164,25 @@ def test_correlated_noise_has_no_price_on_personal_draws():
     with pytest.raises(Unsupported, match="personal rates"):
         query.plan(ft.Budget(1.0, 1e-5), 10)
     assert isinstance(query.price(ft.Budget(1.0, 1e-5)), PersonalEvent)
+
+
+def test_turns_of_personal_rates_are_priced_by_level_and_as_many_as_groups_apart():
+    sampler = PersonalCyclic((0.0, 0.01, 0.1), groups=4)
+    event = sampler.plan(GaussianEvent(2.0), 10)
+    assert event.count == 3
+    assert event.event.events == (
+        NOTHING,
+        PoissonEvent(0.04, GaussianEvent(2.0)),
+        PoissonEvent(0.4, GaussianEvent(2.0)),
+    )
+    query = Query(sampler, ONES, ft.ClipNorm(1.0), ft.BandedGaussian(2.0, 4))
+    assert query.remembers
+    with pytest.raises(Unsupported, match="5 bands"):
+        Query(sampler, ONES, query.bound, ft.BandedGaussian(2.0, 5))
+
+
+def test_impossible_turns_of_personal_rates_cannot_be_made():
+    with pytest.raises(InvalidValue, match="at most 1"):
+        PersonalCyclic((0.1, 0.3), groups=4)
+    with pytest.raises(Unsupported, match="weights"):
+        PersonalCyclic((0.1, 0.1), (0.5, 1.0), groups=4)

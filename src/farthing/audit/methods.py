@@ -23,6 +23,7 @@ from farthing.audit.plans import (
     BalancedTarget,
     BandedTarget,
     BufferedTarget,
+    PersonalBandedTarget,
     PersonalTarget,
     TruncatedTarget,
 )
@@ -402,6 +403,7 @@ def targets() -> dict[str, Attacked]:
         "correlated": BandedTarget(groups=4, bands=4, steps=12),
         "buffered": BufferedTarget(groups=4, steps=12),
         "balanced": BalancedTarget(),
+        "personal-correlated": PersonalBandedTarget(groups=4, bands=4, steps=12),
         "truncated": TruncatedTarget(),
         "fixed-size": AskedTarget(
             Query(FixedSize(1, 2), rows, ClipNorm(1.0), Gaussian(1.0)),

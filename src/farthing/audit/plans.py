@@ -37,11 +37,11 @@ from farthing.queries import buffered
 from farthing.queries.bounds import ClipNorm
 from farthing.queries.buffered import BufferedGaussian
 from farthing.queries.correlated import Balanced, BandedGaussian, Cyclic, coefficients, spread
-from farthing.queries.events import GaussianEvent, RepeatedEvent
+from farthing.queries.events import Event, GaussianEvent, RepeatedEvent, for_level
 from farthing.queries.mechanisms import Gaussian
-from farthing.queries.personal import Leveled
+from farthing.queries.personal import Leveled, PersonalCyclic
 from farthing.queries.query import PerExample, Query, Rows
-from farthing.queries.samplers import TruncatedPoisson
+from farthing.queries.samplers import Indices, TruncatedPoisson
 
 Array = NDArray[np.float64]
 
@@ -89,7 +89,7 @@ class BandedTarget:
             answers[turn] = noise.release(totals, _BOUND, stream, turn)
         return self._losses(self._independent(answers, column), column, group)
 
-    def sampler(self) -> Cyclic | Balanced:
+    def sampler(self) -> "Cyclic | Balanced | LevelDraws":
         """Return the draws that are attacked."""
         return Cyclic(self.sampling_rate, self.groups)
 
@@ -176,6 +176,42 @@ class BalancedTarget(BandedTarget):
                 ratios = (now @ rows[:, mine] - np.square(now).sum(axis=1, keepdims=True) / 2) / variance
                 losses[mine] += np.log(np.exp(np.minimum(ratios, 500.0)).mean(axis=0))
         return losses
+
+
+@dataclass(frozen=True, slots=True)
+class LevelDraws:
+    """The draws, and the price, of canaries of the first of two levels of budget, in turns."""
+
+    both: PersonalCyclic
+
+    def plan(self, event: Event, steps: int) -> Event:
+        """Return what the first level pays."""
+        return for_level(self.both.plan(event, steps), 0)
+
+    def begin(self) -> "LevelDraws":
+        """Return these draws for one plan."""
+        return LevelDraws(self.both.begin())
+
+    def draw(self, records: int, stream: Stream, turn: int) -> Indices:
+        """Return which canaries are drawn."""
+        canaries = Leveled(Rows(np.ones((records, 1))), np.zeros(records, np.int64), (1.0, 2.0))
+        return self.both.draw_from(canaries, stream, turn)
+
+    def members(self, turn: int) -> NDArray[np.int64]:
+        """Return the canaries whose turn it is."""
+        assert self.both._memory is not None
+        return self.both._memory.members(turn)
+
+
+@dataclass(frozen=True, slots=True)
+class PersonalBandedTarget(BandedTarget):
+    """A plan of correlated noise on draws at personal rates; the other level is drawn at ``other_rate``."""
+
+    sampling_rate: float = 0.05
+    other_rate: float = 0.25
+
+    def sampler(self) -> LevelDraws:
+        return LevelDraws(PersonalCyclic((self.sampling_rate, self.other_rate), groups=self.groups))
 
 
 @dataclass(frozen=True, slots=True)

@@ -560,6 +560,8 @@ def _flat(event: Event, times: int = 1) -> list[tuple[Event, int]]:
 
 def _level(event: Event, level: int) -> Event:
     """Return what one level of personal budgets pays; of personal events further inside, all parts."""
+    if event["kind"] in ("turn", "repeated"):
+        return {**event, "event": _level(event["event"], level)}
     own: Event = event["events"][level] if event["kind"] == "personal" else event
     return own
 

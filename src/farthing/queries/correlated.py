@@ -277,7 +277,7 @@ class Beginnings:
         self._last: int | None = None
         self.first = 0
 
-    def begins(self, turn: int, sampler: "Cyclic | Balanced", whole: bool = True) -> bool:
+    def begins(self, turn: int, sampler: Any, whole: bool = True) -> bool:
         """Take a turn; return whether groups are drawn anew, as after a draw that was not ``whole``."""
         groups, last, period = sampler.groups, self._last, sampler.period
         self._last = turn if last is None else max(turn, last)
@@ -287,7 +287,7 @@ class Beginnings:
         self.first = -(-first // period) * period
         return True
 
-    def idle(self, turn: int, sampler: "Cyclic | Balanced") -> bool:
+    def idle(self, turn: int, sampler: Any) -> bool:
         """Take a turn; return whether nobody is drawn in it."""
         self.begins(turn, sampler)
         return turn < self.first

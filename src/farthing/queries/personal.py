@@ -43,7 +43,7 @@ PoissonEvent(rate=0.03, event=GaussianEvent(noise=2.0))
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -54,7 +54,8 @@ from farthing import validate
 from farthing.budget import Observer
 from farthing.errors import InvalidValue, Unsupported
 from farthing.noise.lattice import Stream
-from farthing.queries.events import NOTHING, Event, GaussianEvent, PersonalEvent
+from farthing.queries.correlated import Cyclic
+from farthing.queries.events import NOTHING, Event, GaussianEvent, PersonalEvent, RepeatedEvent
 from farthing.queries.samplers import HasEvent, Indices, Poisson, event_of
 
 MOST_LEVELS = 32
@@ -191,7 +192,7 @@ class Personal:
         """Refuse: a number of records does not say of which level they are."""
         raise Unsupported("personal rates draw from records that know their levels: Leveled(records, …)")
 
-    def draw_from(self, records: Leveled, stream: Stream) -> Indices:
+    def draw_from(self, records: Leveled, stream: Stream, turn: int = 0) -> Indices:
         """Return the positions of the records that are drawn, each at the rate of its level."""
         if set(self.sampling_rates) == {1.0}:
             return slice(None)
@@ -220,6 +221,82 @@ class Personal:
         event = event_of(step)
         parts = zip(self.sampling_rates, self.weights, self.factors, strict=True)
         return PersonalEvent(tuple(_level(event, *part, observer) for part in parts))
+
+
+@dataclass(frozen=True, slots=True)
+class PersonalCyclic(Personal):
+    """Draw every record at the rate of its level of budget, in one of ``groups`` groups that take turns.
+
+    Parameters
+    ----------
+    sampling_rates : sequence of float
+        The expected part of a level's records in a batch, one a level; times ``groups`` at most 1.
+    groups : int
+        How many groups: a record has one chance in as many turns, and noise may be correlated over them.
+
+    Notes
+    -----
+    **Theorem.** With noise of at most ``groups`` bands (`farthing.BandedGaussian`) T turns cost a unit of
+    level k what ⌈T / groups⌉ answers with Gaussian noise cost on Poisson samples of rate q_k ``groups``,
+    under add-remove, zero-out and replace-one within a level, before the observer of the budget. Proof: that
+    of `farthing.queries.correlated` looks at one unit, given groups and draws of all others. Whether it is
+    drawn at its chances is decided at the rate of its own level, and nothing asks for the rates of others.
+
+    Examples
+    --------
+    >>> PersonalCyclic((0.01, 0.02), groups=4).plan(GaussianEvent(1.5), 8).event.events[1]
+    PoissonEvent(rate=0.08, event=GaussianEvent(noise=1.5))
+    """
+
+    groups: int = 1
+    _memory: Cyclic | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        Personal.__post_init__(self)
+        if max(self.sampling_rates) * validate.count(groups=self.groups) > 1 + 2.0**-40:
+            raise InvalidValue(
+                f"rates times groups are at most 1, not {max(self.sampling_rates)} times {self.groups}"
+            )
+        if set(self.weights) != {1.0}:
+            raise Unsupported("records that take turns are drawn at rates of their own: leave out weights")
+
+    @property
+    def chances(self) -> Personal:
+        """The draws of a group whose turn it is."""
+        return Personal(tuple(min(1.0, rate * self.groups) for rate in self.sampling_rates))
+
+    @property
+    def period(self) -> int:
+        """The turns of a cycle."""
+        return self.groups
+
+    @property
+    def separation(self) -> int:
+        """How many turns lie at least between two chances of a record."""
+        return self.groups
+
+    def begin(self) -> "PersonalCyclic":
+        """Return this sampler for one plan: with groups that stay."""
+        begun = PersonalCyclic(self.sampling_rates, groups=self.groups)
+        object.__setattr__(begun, "_memory", Cyclic(1 / self.groups, self.groups).begin())
+        return begun
+
+    def draw_from(self, records: Leveled, stream: Stream, turn: int = 0) -> Indices:
+        memory = self._memory or Cyclic(1 / self.groups, self.groups)
+        now = np.asarray(memory.draw(len(records), stream, turn))
+        parts = [
+            group[stream.poisson_indices(rate, len(group))]
+            for level, rate in enumerate(self.chances.sampling_rates)
+            if rate > 0 and len(group := now[records.levels[now] == level])
+        ]
+        return np.sort(np.concatenate([_NOBODY, *parts]))
+
+    def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
+        return self.chances.amplify(step, observer)
+
+    def plan(self, step: Event | HasEvent, steps: int, observer: Observer = Observer.ANYONE) -> RepeatedEvent:
+        """Return the price of the turns 0 to ``steps`` - 1: a record has a chance in one of ``groups``."""
+        return RepeatedEvent(self.amplify(step, observer), -(-validate.count(steps=steps) // self.groups))
 
 
 def _level(event: Event, rate: float, weight: float, factor: float, observer: Observer) -> Event:

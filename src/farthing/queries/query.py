@@ -149,7 +149,7 @@ class Query:
     def draw(self, records: Any, stream: Stream, turn: int) -> Indices:
         """Return the positions of the records that take part in this turn."""
         if isinstance(self.sampler, Personal):
-            return self.sampler.draw_from(records, stream)
+            return self.sampler.draw_from(records, stream, turn)
         return self.sampler.draw(len(records), stream, turn)
 
     def total(self, records: Any, drawn: Indices, w: Any) -> Any:

@@ -181,7 +181,7 @@ class TruncatedPoisson:
         return kept
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
-        if observer is Observer.COORDINATOR:
+        if observer is Observer.COORDINATOR or self.max_batch_size >= self.of:  # seen, or never cut
             return Poisson(self.sampling_rate).amplify(step, observer)
         return TruncatedEvent(self.sampling_rate, self.max_batch_size, self.of, event_of(step))
 

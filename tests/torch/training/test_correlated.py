@@ -1,6 +1,7 @@
 """Training with correlated noise: what is planned, promised and told, what goes on, and what is refused."""
 
 import copy
+import io
 import math
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import farthing as ft
 from farthing.accounting import correlated as choosing
 from farthing.accounting import gaussian, pld
 from farthing.errors import InvalidValue, PromiseBroken, Unsupported
+from farthing.ledger import verifier
 from farthing.noise.lattice import SeededStream
 from farthing.queries.events import (
     BalancedEvent,
@@ -23,6 +25,8 @@ from farthing.queries.events import (
     RepeatedEvent,
     TruncatedEvent,
 )
+from farthing.queries.personal import Leveled
+from farthing.queries.query import Rows
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.training.correlated import deviation, walking
 from farthing.torch.training.plan import Plan
@@ -111,7 +115,7 @@ def test_a_killed_training_goes_on_at_the_same_price(tmp_path):
         ({"bands": "auto", "noise_multiplier": 1.0}, InvalidValue, "leave it out"),
         ({"noise_multiplier": [1.0, 2.0]}, Unsupported, "one noise_multiplier"),
         ({"adapt": lambda step: None}, Unsupported, "adapt"),
-        ({"budgets": np.ones(1000)}, Unsupported, "budgets"),
+        ({"budgets": np.ones(1000), "bands": "pass"}, Unsupported, "budgets"),
         ({"mechanism": ft.torch.FloatGaussian}, Unsupported, "mechanism"),
         ({"sampling": "shuffled"}, InvalidValue, "sampling"),
         ({"sampling": "balanced", "bands": "pass"}, Unsupported, "fixed order"),
@@ -326,3 +330,45 @@ def test_a_batch_by_buffers_has_the_noise_that_the_optimiser_is_told():
 def test_buffers_find_their_own_noise():
     with pytest.raises(InvalidValue, match="leave it out"):
         train(bands="pass", noise_multiplier=2.0)
+
+
+PEOPLE = np.repeat([1.0, 4.0], 500)
+
+
+def personal(**more):
+    more = {"sampling_rate": 0.05, "steps": 40, "bands": 4, "delta": 1e-5, "budgets": PEOPLE, **more}
+    return ft.torch.train(nn.Linear(3, 2), LOSS, data(), **more)
+
+
+@pytest.mark.parametrize("bands", [4, "auto"])
+def test_everybody_spends_their_own_budget_with_correlated_noise(bands):
+    training = personal(bands=bands)
+    assert len(list(training)) == 40
+    said = [one.epsilon for one in training.ledger.guarantees.values()]
+    assert said == pytest.approx([1.0, 4.0], rel=1e-5)
+    assert max(said) <= 4.0
+    assert training.plan.bands > 1
+    training.ledger.journal.export(exported := io.StringIO())
+    found = verifier.verify(exported.getvalue().splitlines())
+    assert found.code == 0, found.reason
+
+
+def test_levels_are_drawn_at_their_rates_in_turns():
+    training, counts = personal(), np.zeros((40, 1000))
+    sampler = training._kind.personal.begin()
+    people = Leveled(Rows(np.ones((1000, 1))), (PEOPLE > 1).astype(int), (1.0, 4.0))
+    for turn in range(40):
+        counts[turn, sampler.draw_from(people, SeededStream(turn), turn)] += 1
+    assert set(counts.reshape(10, 4, 1000).sum(axis=1).max(axis=0)) <= {0.0, 1.0}  # once a cycle at most
+    found = counts.mean(axis=0).reshape(2, 500).mean(axis=1)
+    assert found == pytest.approx(sampler.sampling_rates, rel=0.1)
+    assert found[1] > 2 * found[0]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [({"noise_multiplier": 2.0}, "leave it out"), ({"bands": 40}, "at most 20 bands")],
+)
+def test_personal_plans_of_correlated_noise_that_cannot_be_are_refused(more, message):
+    with pytest.raises(InvalidValue, match=message):
+        personal(**more)

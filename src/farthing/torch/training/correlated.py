@@ -83,8 +83,8 @@ def refuse_bands(bands: Any, adapt: Any, budgets: Any, mechanism: Any) -> None:
         raise InvalidValue(f'bands must be a number of batches, "pass" or "auto", got {bands!r}')
     if adapt is not None:
         raise Unsupported("correlated noise is one plan, fixed ahead: leave out adapt=, or bands=")
-    if budgets is not None:
-        raise Unsupported("no theorem prices correlated noise on draws of personal rates: leave out budgets=")
+    if budgets is not None and bands == "pass":
+        raise Unsupported('bands="pass" draws everybody once a pass, whatever budgets say: leave out one')
     if mechanism is not TensorGaussian:
         raise Unsupported(f"bands= is noise of its own: leave out mechanism={mechanism!r}")
 

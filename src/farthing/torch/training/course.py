@@ -345,7 +345,7 @@ def chosen_plan(
     ``terms`` are sampling rate, noise multiplier and steps as far as they are given.
     """
     if people is not None:
-        return personal.personal_plan(ledger, people, kind, *terms)
+        return personal.personal_plan(ledger, people, kind, *terms, bands)
     if filters(ledger, rule):
         correlated.refuse_menu(ledger, bands, sampling)
         return begun(ledger, kind, records, *terms), kind

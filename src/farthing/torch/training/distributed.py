@@ -35,6 +35,7 @@ from farthing.errors import BudgetSpent, InvalidValue, NotReleased
 from farthing.ledger.answers import refusal, zero_sum
 from farthing.ledger.ledger import Ledger
 from farthing.queries.correlated import Balanced, Beginnings, Cyclic
+from farthing.queries.personal import PersonalCyclic
 from farthing.queries.query import Answer, Contribution, Query, Receipt
 from farthing.torch.kernels import totals
 from farthing.torch.training.placing import PaddedBatch, PaddedExamples
@@ -287,8 +288,8 @@ class Leader:
 
 def _idle(turns: Beginnings, query: Query, answer: Answer) -> bool:
     """Return whether nobody was drawn in the turn of an answer."""
-    sampler = query.sampler
-    return isinstance(sampler, Cyclic | Balanced) and turns.idle(answer.receipt.turn, sampler)
+    in_turns = isinstance(query.sampler, Cyclic | Balanced | PersonalCyclic)
+    return in_turns and turns.idle(answer.receipt.turn, query.sampler)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing import validate
+from farthing.accounting.correlated import best_exponent, choose_bands
 from farthing.accounting.personal import (
     PersonalBudgets,
     PersonalFilter,
@@ -30,6 +31,8 @@ from farthing.budget import Unit
 from farthing.errors import InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
 from farthing.queries.events import Event, GaussianEvent, PersonalEvent, PoissonEvent, flatten
+from farthing.queries.personal import PersonalCyclic
+from farthing.torch.training.correlated import correlated_kind
 from farthing.torch.training.plan import (
     BatchKind,
     Noise,
@@ -96,13 +99,43 @@ def personal_plan(
     sampling_rate: float | None,
     noise_multiplier: Noise | None,
     steps: int | None,
+    bands: int | str = 1,
 ) -> tuple[Plan, BatchKind]:
     """Return the plan that the ledger holds, or a new one, and batches that are drawn by its rates."""
+    if bands != 1:
+        return _in_turns(ledger, people, kind, sampling_rate, noise_multiplier, steps, bands)
     rates = _resumed(ledger, steps) if sampling_rate is None and noise_multiplier is None else None
     rates = rates or _planned(ledger, people, sampling_rate, noise_multiplier, steps)
     expected = rates.sampler.expected(people.sizes)
     plan = Plan(len(people), expected / len(people), (rates.noise_multiplier,), rates.steps)
     return plan, replace(kind, personal=rates.sampler)
+
+
+def _in_turns(
+    ledger: Ledger,
+    people: PersonalBudgets,
+    kind: BatchKind,
+    sampling_rate: float | None,
+    noise_multiplier: Noise | None,
+    steps: int | None,
+    bands: int | str,
+) -> tuple[Plan, BatchKind]:
+    """Return a plan of correlated noise, and batches of groups that take turns, each example at its rate."""
+    if noise_multiplier is not None:
+        raise InvalidValue("bands with budgets find the noise_multiplier: leave it out")
+    mean = mean_budget(people, ledger.budget)
+    length = default_steps(mean) if steps is None else validate.count(steps=steps)
+    rate = default_rate(mean, len(people), length) if sampling_rate is None else sampling_rate
+    validate.rate(sampling_rate=rate)
+    count = choose_bands(mean, rate, length).bands if bands == "auto" else validate.count(bands=bands)
+    if rate * count > 1:
+        raise InvalidValue(f"at a mean sampling_rate of {rate:g} there are at most {int(1 / rate)} bands")
+    found = plan_rates(people, ledger.budget, steps=-(-length // count), sampling_rate=rate * count)
+    sampler = PersonalCyclic(tuple(each / count for each in found.sampling_rates), groups=count)
+    expected = sampler.expected(people.sizes) / len(people)
+    terms = (found.noise_multiplier,), length, True, count, best_exponent(count, length)
+    plan = Plan(len(people), expected, *terms)
+    return plan, replace(correlated_kind(kind, plan), personal=sampler)
 
 
 def _planned(
