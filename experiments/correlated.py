@@ -3,7 +3,7 @@
 Three tasks: MNIST (a network 196-64-10, images averaged over 2 × 2 pixels), CIFAR-10 (a network 396-64-10 on
 scattering features) and text (the next character of documentation strings, from the eight before it). Each is
 trained by DP-SGD with momentum, whose learning rate falls to 0, for 1 to 40 epochs. Noise is independent, or
-what ``bands="auto"`` finds from public numbers. Each kind of noise gets its own learning rate for every task,
+what ``bands="auto"`` finds for cyclic draws. Each kind of noise gets its own learning rate for every task,
 number of epochs and ε, the best of a grid on data that play no part afterwards: Fashion-MNIST for both kinds
 of images, other files for text. It is taken over in proportion to the number of records, so that a step has
 as much noise. 40 epochs go by what was best for 8.
@@ -147,6 +147,7 @@ def trained(data: Images, way: Way, run: int) -> tuple[float, int, int]:
     training = ft.torch.train(
         model, LOSS, (data.x, data.labels), ledger, optimizer=optimizer, scheduler=falling,
         sampling_rate=RATE, steps=steps, clip_norm=CLIP, bands=1 if way.kind == KINDS[0] else "auto",
+        sampling="poisson",
         physical_batch_size=2400,
     )  # fmt: skip
     for _ in training:
