@@ -331,7 +331,7 @@ def turns() -> None:
     X = rng.uniform(size=(30_000, 100))
     y, numbers = made_up(X, rng)
     ten = ((X - 0.5) @ rng.normal(size=(100, 10)) * 3 + rng.gumbel(size=(30_000, 10))).argmax(axis=1)
-    print("\nmade-up tables, ε = 1, CPU seconds (best of 2, by turns): ours, scikit-learn's, ratio")
+    print("\nmade-up tables, ε = 1, CPU seconds (medians of 7, by turns): ours, scikit-learn's, ratio")
     turn("30,000 x 100", bounded((0, 1)), lbfgs, X, y)
     turn("the same in units of their own", bounded((-300, 700)), lbfgs, X * 1000 - 300, y, X)
     turn("the same, ten classes", bounded((0, 1), range(10)), lbfgs, X, ten)
@@ -365,11 +365,13 @@ def lbfgs(X: Any, y: Any) -> Any:
 
 
 def turn(name: str, ours: Any, theirs: Any, X: Any, y: Any, scaled: Any = None) -> None:
-    """Print the least CPU time of both, taken by turns; a peer may be given the table ``scaled``."""
+    """Print median CPU times and ratios of both, taken by turns; a peer may be given the table ``scaled``."""
     other = X if scaled is None else scaled
-    pairs = [(seconds(lambda: ours(X, y), 1), seconds(lambda: theirs(other, y), 1)) for _ in range(2)]
-    mine, peer = (min(pair[k] for pair in pairs) for k in range(2))
-    print(f"  {name:32} {mine:8.3f} {peer:8.3f}  ×{peer / mine:.2f}", flush=True)
+    pairs = [(seconds(lambda: ours(X, y), 1), seconds(lambda: theirs(other, y), 1)) for _ in range(8)][1:]
+    mine, peer = np.median(pairs, axis=0)
+    ratios = sorted(its / own for own, its in pairs)
+    said = f"×{np.median(ratios):.2f} (×{ratios[0]:.2f} to ×{ratios[-1]:.2f})"
+    print(f"  {name:32} {mine:8.3f} {peer:8.3f}  {said}", flush=True)
 
 
 def hundred_steps(X: Any, y: Any) -> None:

@@ -174,6 +174,36 @@ def test_one_record_moves_a_step_by_its_bound_at_most():
         assert np.linalg.norm((whole - less) / slope.bound.scale) <= slope.bound.clip * (1 + 1e-9)
 
 
+@kernels
+@pytest.mark.parametrize("width", [3, 8, 11])
+@pytest.mark.parametrize("kind", [np.float64, np.float32])
+def test_values_beyond_their_bounds_are_seen_wherever_they_are(width, kind):
+    low, high = np.zeros(width), np.linspace(1, 2, width)
+    for column in range(width):
+        X = np.tile(np.linspace(1, 2, width), (5, 1)).astype(kind) * 0.999
+        assert raw.outside(X, low, high) is False
+        X[3, column] = high[column] * 1.001
+        assert raw.outside(X, low, high) is True
+        X[3, column] = -0.001
+        assert raw.outside(X[:, :], low, high) is True
+        for odd in (np.nan, np.inf, -np.inf):
+            X[3, column] = odd
+            assert raw.outside(X, low, high) is None
+            assert Table(X)._blank.tolist() == [False, False, False, True, False]
+
+
+@kernels
+@pytest.mark.parametrize("loss", [logistic, squared])
+def test_sums_over_sparse_rows_of_any_length_are_those_of_dense_ones(loss):
+    x = RNG.normal(size=(70, 13))
+    for row in range(70):
+        x[row, RNG.permutation(13)[: row % 14]] = 0.0
+    y, w = RNG.integers(0, 2, 70) * 1.0, RNG.normal(size=14)
+    gradient = LinearGradient(loss, Features(13, centre=0.2, scale=1.3))
+    found = [gradient.bounded_sum(Table(X, y), w, ft.ClipNorm(2.0)) for X in (x, sparse.csr_array(x))]
+    np.testing.assert_allclose(*found, rtol=1e-8, atol=1e-8)
+
+
 def test_sparse_rows_with_fewer_values_than_columns_are_not_handed_to_a_kernel():
     rows = sparse.csr_array(np.eye(3))
     rows.data = rows.data[:2]

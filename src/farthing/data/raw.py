@@ -186,21 +186,20 @@ class Raw(NamedTuple):
         A is a diagonal, ``scale``. A row with h = 0 counts for nothing. Sparse rows are shrunk by h; no
         kernel centres or clips them. None where none sums them.
         """
-        rows_, d = self.stored, self.stored.width
+        d = self.stored.width
         found, csr = native.kernels(self.number * d), self.stored.kind == "csr"
         if found is None or self.places is not None or np.ndim(scale) == 2:
             return None
         if csr and (np.any(centre) or clip < np.inf):
             return None
-        centre, scale, pitch = np.ascontiguousarray(centre), np.ascontiguousarray(scale), padded(d)
-        kernel, room = found["powers_" + rows_.kind], np.empty(pitch)
+        centre, scale = np.ascontiguousarray(centre), np.ascontiguousarray(scale)
+        kernel = found["powers_" + self.stored.kind]
 
         def sums() -> Iterator[tuple[Array, int]]:
             for part in slices(self.number, rows):
-                total = np.zeros((2, d if csr else pitch))
-                ends = native.pointer(centre), native.pointer(scale), float(clip), pitch, native.pointer(room)
+                total, ends = np.zeros(2 * d), (native.pointer(centre), native.pointer(scale), float(clip))
                 kernel(*self._part(part), *(ends[1:2] if csr else ends), native.pointer(total))
-                yield total[:, :d].ravel(), part.stop - part.start
+                yield total, part.stop - part.start
 
         return sums()
 
@@ -231,6 +230,19 @@ class Raw(NamedTuple):
             *(native.pointer(unit), native.pointer(shrink), *loss, chain, native.pointer(total)),
         )
         return None if done else total[0] + total[1]
+
+
+def outside(X: Any, low: Array, high: Array) -> bool | None:
+    """Return whether a value lies beyond its bounds; None where one is not finite, or without a kernel."""
+    found = native.kernels(X.size) if isinstance(X, np.ndarray) else None
+    rows = None if found is None else stored(X, None)
+    if rows is None or found is None or rows.kind not in ("f8", "f4"):
+        return None
+    low, high = np.ascontiguousarray(low), np.ascontiguousarray(high)
+    said = found["outside_" + rows.kind](
+        *(*rows.addresses, rows.stride, rows.rows, rows.width, native.pointer(low), native.pointer(high))
+    )
+    return None if said & 2 else bool(said)
 
 
 def mapped(X: Any, low: Array, scale: Array) -> NDArray[np.float32] | None:

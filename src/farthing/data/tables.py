@@ -23,6 +23,7 @@ from scipy import sparse
 from farthing import validate
 from farthing.data.columns import limits
 from farthing.data.raw import Factors, Gauge, Raw, Stored, marked, odd_rows, slices, stored, without
+from farthing.data.raw import outside as outside_of
 from farthing.errors import InvalidValue
 from farthing.noise import summing
 from farthing.queries import arrays
@@ -337,6 +338,9 @@ class Table:
 
     def _outside(self, limits: tuple[Array, Array] | None, broken: NDArray[np.bool_]) -> bool:
         """Return whether any value lies outside the bounds; mark rows that are not finite, in one pass."""
+        ends = limits or tuple(np.full(self.X.shape[1], end) for end in (-np.inf, np.inf))
+        if (quick := outside_of(self.X, *ends)) is not None:
+            return quick and limits is not None
         outside = False
         for place in self._places() if self.X.shape[1] else ():
             x = self.X[place]
@@ -357,12 +361,18 @@ class Table:
         # an empty batch gives one empty block, on which wrong shapes fail as on any other
         return (slice(start, min(n, start + step)) for start in range(0, max(n, 1), step))
 
-    def raw(self, features: Features) -> Raw | None:
-        """Return what a kernel reads of these rows; None where it cannot, or their factors are not kept."""
+    def raw(self, features: Features, norms: bool = True) -> Raw | None:
+        """Return what a kernel reads of these rows; None where it cannot, or their factors are not kept.
+
+        Without ``norms`` they are not measured, and only a blank row has an h, of 0.
+        """
         whole, places = (self, None) if self._whole is None or self._X is not None else self._whole
         if isinstance(places, slice) or whole._X is None or self._map is not None or not self._sound:
             return None
         rows = whole._stored()
+        if rows is not None and not norms and not self._unit:
+            there = None if whole._blank is None else np.where(whole._blank, 0.0, 1.0)
+            return Raw(rows, places, self._length, (None, there, np.empty(0)))
         known = whole._known(features) if rows else None
         return None if rows is None or known is None else Raw(rows, places, self._length, known)
 

@@ -90,11 +90,11 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             raise InvalidValue(said)  # how many there are is no one's business
         return table, np.asarray(values)
 
-    def _numbers(self, X: Any, y: Any) -> tuple[Any, NDArray[np.float64]]:
-        """A table and one number a row."""
+    def _numbers(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
+        """A table and one number a row, of any real type."""
         table, values = self._supervised(X, y)
         given = y if isinstance(y, list | tuple) else values
-        return table, np.asarray(arrays.target(given), dtype=np.float64)
+        return table, arrays.target(given)
 
     def _people(self, budgets: Any, records: int) -> PersonalBudgets:
         """Everybody's level of budget, in the ledger's levels if there is one."""

@@ -232,8 +232,9 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):  # type: ignore[misc]
         X, numbers = self._numbers(X, y)
         scaled = raw.scratch(len(numbers), isinstance(X, np.memmap))
         for part in raw.slices(len(numbers)):
-            some = (np.clip(numbers[part], low, high) - low) / (high - low)
-            scaled[part] = np.where(np.isfinite(numbers[part]), some, np.nan)
+            some = np.asarray(numbers[part], dtype=np.float64)
+            shares = (np.clip(some, low, high) - low) / (high - low)
+            scaled[part] = np.where(np.isfinite(some), shares, np.nan)
         weights = None
         if sample_weight is not None:
             shares, most = weighing.read(sample_weight, self.max_sample_weight, len(scaled))

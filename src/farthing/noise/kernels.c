@@ -809,29 +809,59 @@ static inline void scale_row(double *z, i64 n, double factor)
         }                                                                                                             \
         return 0;                                                                                                     \
     }                                                                                                                 \
-    /* first[j] += sum of z[j] and first[pitch + j] += that of z[j]^2 over the first n rows, where z = (unit x - centre)\
-       scale, and the row of both is clipped, and counts for nothing if shrink is 0. `room` holds pitch. */           \
+    /* first[j] += sum of z[j] and first[d + j] += that of z[j]^2 over the first n rows, where z = (unit x - centre) scale, and\
+       the row of both is clipped, and counts for nothing if shrink is 0. */                                          \
     i64 powers_##NAME(const TYPE *restrict x, i64 stride, i64 n, i64 d, const double *unit, const double *shrink,     \
-                      const double *centre, const double *scale, double clip, i64 pitch, double *restrict room,       \
-                      double *restrict first)                                                                         \
+                      const double *centre, const double *scale, double clip, double *restrict first)                 \
     {                                                                                                                 \
-        memset(room, 0, pitch * sizeof *room);                                                                        \
-        for (i64 i = 0; i < n; i++) {                                                                                 \
-            double g = unit ? unit[i] : 1, h = shrink ? shrink[i] : 1;                                                \
-            wide fourth = {0}, factor;                                                                                \
-            double square = shaped_##NAME(x + i * stride, g, centre, scale, d, room, NULL);                           \
-            for (i64 j = 0; j < pitch; j += WIDTH) {                                                                  \
-                wide value = load_f8(room + j), two = value * value;                                                  \
-                fourth += two * two;                                                                                  \
+        double tail[WIDTH], *second = first + d;                                                                      \
+        set_tail(scale, d, tail);                                                                                     \
+        for (i64 i = 0; i < n; i += 4) {                                                                              \
+            const TYPE *row[4];                                                                                       \
+            double g[4], f[4], squares[4];                                                                            \
+            wide sums[4] = {{0}, {0}, {0}, {0}};                                                                      \
+            for (int r = 0; r < 4; r++) { /* the last row again, where there is none: it counts 0 */                  \
+                const i64 at = i + r < n ? i + r : n - 1;                                                             \
+                row[r] = x + at * stride, g[r] = unit ? unit[at] : 1;                                                 \
+                f[r] = i + r < n && !(shrink && shrink[at] == 0);                                                     \
             }                                                                                                         \
-            factor = splat(h == 0 ? 0 : clip_factor(sqrt(square + across(fourth)), clip));                            \
-            if (factor[0] == 0)                                                                                       \
-                continue;                                                                                             \
-            for (i64 j = 0; j < pitch; j += WIDTH) {                                                                  \
-                wide value = load_f8(room + j);                                                                       \
-                store(first + j, load_f8(first + j) + value * factor);                                                \
-                store(first + pitch + j, load_f8(first + pitch + j) + value * value * factor);                        \
+            i64 j = 0;                                                                                                \
+            for (; j < d && d >= WIDTH; j += WIDTH) {                                                                 \
+                const i64 last = j + WIDTH > d, at = last ? d - WIDTH : j;                                            \
+                const wide from = load_f8(centre + at), by = load_f8(last ? tail : scale + j);                        \
+                for (int r = 0; r < 4; r++) {                                                                         \
+                    wide z = (load_##NAME(row[r] + at) * g[r] - from) * by, two = z * z;                              \
+                    sums[r] += two + two * two;                                                                       \
+                }                                                                                                     \
             }                                                                                                         \
+            four_sums(sums[0], sums[1], sums[2], sums[3], squares);                                                   \
+            for (; j < d; j++)                                                                                        \
+                for (int r = 0; r < 4; r++) {                                                                         \
+                    double z = ((double)row[r][j] * g[r] - centre[j]) * scale[j], two = z * z;                        \
+                    squares[r] += two + two * two;                                                                    \
+                }                                                                                                     \
+            for (int r = 0; r < 4; r++) {                                                                             \
+                f[r] = f[r] == 0 ? 0 : clip_factor(sqrt(squares[r]), clip);                                           \
+                g[r] = f[r] == 0 ? 0 : g[r]; /* what it holds may be beyond all numbers */                            \
+            }                                                                                                         \
+            for (j = 0; j < d && d >= WIDTH; j += WIDTH) {                                                            \
+                const i64 last = j + WIDTH > d, at = last ? d - WIDTH : j;                                            \
+                const wide from = load_f8(centre + at), by = load_f8(last ? tail : scale + j);                        \
+                wide one = load_f8(first + at), two = load_f8(second + at);                                           \
+                for (int r = 0; r < 4; r++) {                                                                         \
+                    wide z = (load_##NAME(row[r] + at) * g[r] - from) * by, part = z * f[r];                          \
+                    one += part;                                                                                      \
+                    two += part * z;                                                                                  \
+                }                                                                                                     \
+                store(first + at, one);                                                                               \
+                store(second + at, two);                                                                              \
+            }                                                                                                         \
+            for (; j < d; j++)                                                                                        \
+                for (int r = 0; r < 4; r++) {                                                                         \
+                    double z = ((double)row[r][j] * g[r] - centre[j]) * scale[j];                                     \
+                    first[j] += z * f[r];                                                                             \
+                    second[j] += z * f[r] * z;                                                                        \
+                }                                                                                                     \
         }                                                                                                             \
         return 0;                                                                                                     \
     }                                                                                                                 \
@@ -886,16 +916,22 @@ GRADIENT(u1, uint8_t)
 
 #define SPARSE const double *restrict data, const int32_t *restrict columns, const int32_t *restrict starts, i64 n
 
+/* Four stored numbers at a time, in the last four as many as there are: how many are left is a guess that processors
+   lose, so it is asked once. What is not there counts 0, in the column of the first. */
+#define FOUR(k, end)                                                                                          \
+    const i64 l = k + 1 < end ? k + 1 : k, m = k + 2 < end ? k + 2 : k, o = k + 3 < end ? k + 3 : k;          \
+    const double p = data[k], q = l > k ? data[l] : 0, s = m > k ? data[m] : 0, t = o > k ? data[o] : 0
+
 static inline double dot_csr(const double *restrict data, const int32_t *restrict columns, i64 n,
                              const double *restrict u)
 {
-    double even = 0, odd = 0;
-    i64 k = 0;
-    for (; k + 2 <= n; k += 2) {
-        even += data[k] * u[columns[k]];
-        odd += data[k + 1] * u[columns[k + 1]];
+    double one = 0, two = 0, three = 0, four = 0;
+    for (i64 k = 0; k < n; k += 4) {
+        FOUR(k, n);
+        one += p * u[columns[k]], two += q * u[columns[l]];
+        three += s * u[columns[m]], four += t * u[columns[o]];
     }
-    return even + odd + (k < n ? data[k] * u[columns[k]] : 0);
+    return (one + two) + (three + four);
 }
 
 i64 products_csr(SPARSE, const double *restrict u, double *restrict out)
@@ -920,16 +956,13 @@ i64 gradient_csr(SPARSE, i64 d, const double *restrict u, double constant, const
         products_csr(data, columns, starts + i, count, u, v);
         multiples(&with, NULL, i, count, v, part + d);
         for (i64 r = 0; r < count; r++) {
-            i64 k = starts[i + r], end = starts[i + r + 1];
-            for (; k + 4 <= end; k += 4) { /* four different columns */
-                double *a = part + columns[k], *b = part + columns[k + 1], *c = part + columns[k + 2],
-                       *e = part + columns[k + 3];
-                double one = *a + v[r] * data[k], two = *b + v[r] * data[k + 1], three = *c + v[r] * data[k + 2],
-                       four = *e + v[r] * data[k + 3];
-                *a = one, *b = two, *c = three, *e = four;
+            const i64 end = starts[i + r + 1];
+            for (i64 k = starts[i + r]; k < end; k += 4) {
+                FOUR(k, end);
+                double *a = part + columns[k], *b = part + columns[l], *c = part + columns[m], *e = part + columns[o];
+                const double one = *a + v[r] * p, two = *b + v[r] * q, three = *c + v[r] * s, four = *e + v[r] * t;
+                *e = four, *c = three, *b = two, *a = one; /* the first is the last, where it stands for others */
             }
-            for (; k < end; k++)
-                part[columns[k]] += v[r] * data[k];
         }
         since += count;
         if (since + GROUP > chain)
@@ -1034,6 +1067,33 @@ i64 stretch(const double *restrict products, i64 n, double constant, const doubl
 
 MAPPED(f8, double)
 MAPPED(f4, float)
+
+/* Returns 1 if a number lies beyond its bounds, plus 2 if one is not finite. */
+#define OUTSIDE(NAME, TYPE)                                                                                   \
+    i64 outside_##NAME(const TYPE *restrict x, i64 stride, i64 n, i64 d, const double *restrict low,          \
+                       const double *restrict high)                                                           \
+    {                                                                                                         \
+        signs beyond = {0}, odd = {0};                                                                        \
+        i64 found = 0;                                                                                        \
+        for (i64 i = 0; i < n; i++) {                                                                         \
+            const TYPE *row = x + i * stride;                                                                 \
+            i64 j = 0;                                                                                        \
+            for (; j < d && d >= WIDTH; j += WIDTH) {                                                         \
+                const i64 at = j + WIDTH > d ? d - WIDTH : j;                                                 \
+                wide value = load_##NAME(row + at);                                                           \
+                beyond |= (signs)(value < load_f8(low + at)) | (signs)(value > load_f8(high + at));           \
+                odd |= ~(signs)(absolute(value) < splat(INFINITY));                                           \
+            }                                                                                                 \
+            for (; j < d; j++)                                                                                \
+                found |= (row[j] < low[j] || row[j] > high[j]) | !(fabs((double)row[j]) < INFINITY) << 1;     \
+        }                                                                                                     \
+        for (int k = 0; k < WIDTH; k++)                                                                       \
+            found |= (beyond[k] & 1) | (odd[k] & 2);                                                          \
+        return found;                                                                                         \
+    }
+
+OUTSIDE(f8, double)
+OUTSIDE(f4, float)
 
 /* ---- Norms of a linear layer's per-example gradients, and the factors that follow ---- */
 

@@ -251,7 +251,11 @@ class RowMoments:
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
         total, size = Sum(len(records), self.shape), self.features.size
-        raw = records.raw(self.plain) if type(records) is Table and not self.features.intercept else None
+        raw = (
+            records.raw(self.plain, norms=False)
+            if type(records) is Table and not self.features.intercept
+            else None
+        )
         centre, scale = np.asarray(self.features.centre), np.asarray(self.features.scale)
         quick = None if raw is None else raw.powers(centre, scale, bound.clip, total.rows)
         for part, count in quick or ():
@@ -279,7 +283,7 @@ class RowScatter:
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipOuter) -> Array:
         total, features = Sum(len(records), (self.features.size, self.features.size)), self.features
-        raw = records.raw(self.plain) if type(records) is Table else None
+        raw = records.raw(self.plain, norms=False) if type(records) is Table else None
         centre, scale = np.asarray(features.centre), np.asarray(features.scale)
         quick = (
             None if raw is None else raw.moments(centre, scale, features.intercept, bound.clip, total.rows)
