@@ -110,6 +110,11 @@ def test_nonsense_is_refused_in_one_sentence():
         ft.audit_mechanism(lambda data, runs, stream: 1.0, (0, 1), CLAIM)
     with pytest.raises(ft.FarthingError, match="trials must be at least 4"):
         ft.audit_mechanism(noisy(1.0), (0, 1), CLAIM, trials=2)
+    with pytest.raises(ft.FarthingError, match="neighbours must be two data sets"):
+        ft.audit_mechanism(noisy(1.0), (0,), CLAIM)
+    for outputs in (["yes"] * 10, [{}] * 10, [1j] * 10):
+        with pytest.raises(ft.FarthingError, match="outputs must be numbers, or codes of outcomes"):
+            ft.audit_mechanism(lambda data, runs, stream, o=outputs: np.array(o), (0, 1), CLAIM, trials=10)
     with pytest.raises(ft.FarthingError, match="needs one plain function"):
         ft.audit_mechanism(noisy(1.0), (0, 1), CLAIM, test_statistics.Projection(), threshold=0.0)
     claim = ft.Budget(1.0, 1e-5, "replace-one")

@@ -314,6 +314,8 @@ def audit_mechanism(
     trials = validate.count(trials=trials)
     confidence = validate.probability(confidence=confidence)
     stream = Stream() if stream is None else stream
+    if not isinstance(neighbours, Sequence) or len(neighbours) != 2:
+        raise InvalidValue("neighbours must be two data sets, (without, with)")
     without, within = (_runs(mechanism, data, trials, stream) for data in neighbours)
     named = _named(_by_default(without, threshold) if statistic is None else statistic)
     if threshold is not None and (len(named) != 1 or isinstance(named[0][1], FittedStatistic)):
@@ -438,6 +440,8 @@ def _runs(mechanism: Mechanism, data: Any, trials: int, stream: Stream) -> Any:
             f"the mechanism must return one row a run, {trials} of them, got shape {outputs.shape}; "
             "wrap one that returns a single output in farthing.audit.each"
         )
+    if outputs.dtype.kind not in "biuf":
+        raise InvalidValue(f"outputs must be numbers, or codes of outcomes, got {outputs.dtype}")
     return outputs
 
 
