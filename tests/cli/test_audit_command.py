@@ -49,6 +49,9 @@ def test_wrong_usage_is_said_in_one_sentence(capsys, tmp_path):
     assert cli.main(["audit", "laplace", "--html", str(tmp_path / "page.html")]) == 2
     assert "--html must be new" in capsys.readouterr().err
     assert (tmp_path / "page.html").read_text() == "mine"
+    again = ["audit", "laplace", "--effort", "0.1", "--html", str(tmp_path / "page.html"), "--force"]
+    assert cli.main(again) == 0
+    assert (tmp_path / "page.html").read_text() != "mine"
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from farthing.cli.options import FAILED, AsJson, emit, emit_json, number, option, say
+from farthing.cli.options import FAILED, AsJson, Force, emit, emit_json, number, option, say
 
 
 def audit(
@@ -22,6 +22,7 @@ def audit(
         Path | None, typer.Option(metavar="FILE", help="Write verdicts and laws as a page of HTML as well.")
     ] = None,
     as_json: AsJson = False,
+    force: Force = False,
 ) -> int:
     """Attacks a method on neighbouring data, and compares the result with its claim.
 
@@ -33,7 +34,7 @@ def audit(
     from farthing.report.document import audit_page
 
     if html is not None:
-        check_writable(html, force=False, option="--html")
+        check_writable(html, force, option="--html")
     with auditing.shown(as_json, everything) as watch:
         found = auditing.audited(method, everything, effort, confidence, watch)
         told = auditing.lawful(method)

@@ -138,6 +138,8 @@ def _words(column: Mapping[str, Any]) -> str:
     if column.get("bought"):
         return plain(f"{text}, bounds that were bought from the budget")
     missing = column.get("missing")
+    if isinstance(missing, int | float):
+        missing = number(float(missing), 6)
     return plain(text if missing is None else f"{text}; a missing one counts as {missing}")
 
 
