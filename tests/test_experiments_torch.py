@@ -25,6 +25,7 @@ NAMES = (
     "federated-networks",
     "mnist-recipe",
     "cifar10-recipe",
+    "lora-recipe",
 )
 if not os.environ.get("FARTHING_EXPLORE"):  # these are drawn as others are
     NAMES = tuple(name for name in NAMES if name not in ("adadp-figure-2", "adadp-figure-3", "adapting"))

@@ -33,7 +33,7 @@ class Lstm(torch.autograd.Function):
     """All states (records, steps, width) of an LSTM and its last cell, for x (records, steps, depth).
 
     The backward pass runs once: the gradient of what goes into the gates, which is handed to ``then``, is
-    written over the gates. LayerWeights get none. ``anchor`` requires a gradient, for an x that does not.
+    written over the gates. Weights get none. ``anchor`` requires a gradient, for an x that does not.
     """
 
     @staticmethod
