@@ -1171,27 +1171,69 @@ i64 weighted_rows(const float *restrict rows, const float *restrict factor, i64 
     return 0;
 }
 
-/* The sum of `count` parts [count, n] and, unless it is the first of them, of total, added in float64: written
-   to out in float32 if it is given, else to total. */
-i64 add_parts(const float *restrict parts, i64 count, i64 n, i64 first, double *restrict total,
-              float *restrict out)
+/* out [p, q] = sum over b of u[b] (x) v[b], for u [n, p], p <= 16, and v [n, q], contiguous, added in float64 in
+   `total`, which is room for p times q numbers, p rounded up to a multiple of four. */
+i64 narrow_product(const float *restrict u, const float *restrict v, i64 n, i64 p, i64 q, double *restrict total,
+                   float *restrict out)
+{
+    enum { TALL = 4, ROWS = 64 };
+    double side[ROWS][16];
+    i64 height = (p + TALL - 1) / TALL * TALL, end = q - q % (2 * WIDTH);
+    memset(total, 0, sizeof(double) * height * q);
+    for (i64 first = 0; first < n; first += ROWS) {
+        i64 rows = n - first < ROWS ? n - first : ROWS;
+        const float *restrict some = v + first * q;
+        for (i64 b = 0; b < rows; b++)
+            for (i64 o = 0; o < height; o++)
+                side[b][o] = o < p ? u[(first + b) * p + o] : 0;
+        for (i64 j = 0; j < end; j += 2 * WIDTH)
+            for (i64 o = 0; o < height; o += TALL) {
+                wide sum[TALL][2];
+                for (int r = 0; r < TALL; r++)
+                    memcpy(sum[r], total + (o + r) * q + j, sizeof sum[r]);
+                for (i64 b = 0; b < rows; b++) {
+                    wide left = load_f4(some + b * q + j), right = load_f4(some + b * q + j + WIDTH);
+                    for (int r = 0; r < TALL; r++) {
+                        sum[r][0] += side[b][o + r] * left;
+                        sum[r][1] += side[b][o + r] * right;
+                    }
+                }
+                for (int r = 0; r < TALL; r++)
+                    memcpy(total + (o + r) * q + j, sum[r], sizeof sum[r]);
+            }
+        for (i64 b = 0; b < rows; b++)
+            for (i64 o = 0; o < p; o++)
+                for (i64 j = end; j < q; j++)
+                    total[o * q + j] += side[b][o] * some[b * q + j];
+    }
+    for (i64 j = 0; j < p * q; j++)
+        out[j] = (float)total[j];
+    return 0;
+}
+
+/* The sum of out [n], of `count` parts [count, n] and, unless it is the first, of total, added in float64: written
+   to out in float32 if it is the last, else to total. */
+i64 add_parts(float *restrict out, const float *restrict parts, i64 count, i64 n, i64 first, i64 last,
+              double *restrict total)
 {
     i64 j = 0;
     for (; j + WIDTH <= n; j += WIDTH) {
-        wide sum = first ? (wide){0} : load_f8(total + j);
+        wide sum = load_f4(out + j);
+        if (!first)
+            sum += load_f8(total + j);
         for (i64 k = 0; k < count; k++)
             sum += load_f4(parts + k * n + j);
-        if (!out)
+        if (!last)
             memcpy(total + j, &sum, sizeof sum);
         else
             for (int k = 0; k < WIDTH; k++)
                 out[j + k] = (float)sum[k];
     }
     for (; j < n; j++) {
-        double sum = first ? 0 : total[j];
+        double sum = out[j] + (first ? 0 : total[j]);
         for (i64 k = 0; k < count; k++)
             sum += parts[k * n + j];
-        if (out)
+        if (last)
             out[j] = (float)sum;
         else
             total[j] = sum;

@@ -12,7 +12,6 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -35,7 +34,7 @@ from farthing.torch.gradients.mlp import Stack
 from farthing.torch.gradients.plain import Makeup, Plain, bare, without_cudnn
 from farthing.torch.gradients.tape import Passes, TapePlan, one_thread, record_losses, reseed, ungrouped
 from farthing.torch.gradients.terms import Route, RowTerms, Term, fastest
-from farthing.torch.kernels import totals
+from farthing.torch.kernels import blocks, totals
 from farthing.torch.kernels.positions import fused
 from farthing.torch.kernels.totals import exact
 
@@ -85,7 +84,7 @@ class Gradient:
         what they are made of. On a CPU "space" sends smaller parts of a batch through the model at once.
     expected_batch_size : float, optional
         The public number of examples to expect in a batch. On a CPU batches of tensors are then summed in
-        secret blocks, in float32 (`farthing.torch.kernels.totals`), which is quicker than float64.
+        secret blocks, in float32 (`farthing.torch.kernels.blocks`), which is quicker than float64.
 
     Raises
     ------
@@ -187,10 +186,10 @@ class Gradient:
             for inputs, targets, weights in batch.physical_batches(1):
                 self._checked_publicly(inputs, targets, weights)
                 break
-        for (inputs, targets, weights), blocks in self._parts(batch):
+        for (inputs, targets, weights), context in self._parts(batch):
             if total is not None:
                 parts.put(total)
-            with blocks:
+            with context:
                 total = self._sum_of(inputs, targets, weights, rule, total)
         return self._empty(rule).zero_() if total is None else parts.whole(total)
 
@@ -228,11 +227,13 @@ class Gradient:
         most = (self._evenly(len(batch)) or len(batch)) // batch.examples.width
         if count == 1 and 0 < len(batch) <= most:  # one block, in any order
             for part in batch.physical_batches():
-                yield part, totals.blocked((len(batch),), self.expected_batch_size, count)
+                yield part, blocks.blocked((len(batch),), self.expected_batch_size, count)
             return
-        for members in totals.together(totals.drawn_blocks(len(batch), count), most):
-            context = totals.blocked(tuple(map(len, members)), self.expected_batch_size, count)
-            for part in batch.take(np.concatenate(members)).physical_batches():
+        (places, sizes), start = blocks.drawn_blocks(len(batch), count), 0
+        for members in blocks.together(sizes, most):
+            here, start = places[start : start + sum(members)], start + sum(members)
+            context = blocks.blocked(tuple(members), self.expected_batch_size, count)
+            for part in batch.take(here).physical_batches():
                 yield part, context
 
     def _blocks(self, batch: Any) -> int:
@@ -242,7 +243,7 @@ class Gradient:
             return 0
         if self._first.device.type != "cpu" or self._positions == 0 or self.autocast is not None:
             return 0
-        return totals.block_count(self.expected_batch_size, self._positions, self.most_rows())
+        return blocks.block_count(self.expected_batch_size, self._positions, self.most_rows())
 
     def _evenly(self, examples: int) -> int | None:
         """Return the rows of a part, so that all parts are about as long: each has a cost of its own."""

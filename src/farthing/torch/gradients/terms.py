@@ -22,8 +22,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from farthing.torch.kernels import blocks, totals
 from farthing.torch.kernels import positions as compiled
-from farthing.torch.kernels import totals
 from farthing.torch.kernels.clamping import clamped_rows, clamped_sum
 from farthing.torch.kernels.positions import blanked, fused, scaled_squares, where
 from farthing.torch.kernels.totals import add_product, coarse
@@ -373,7 +373,7 @@ class Outer(Term):
         """Return which examples' positions cancel so much that blocks of them, on a CPU, are in float64."""
         if self.found is None or self.device.type != "cpu":
             return None
-        return ~(self.largest() <= self.found * totals.cancelling(self.positions))
+        return ~(self.largest() <= self.found * blocks.cancelling(self.positions))
 
     def only(self, good: Tensor) -> None:
         if self.kept is not None:
@@ -486,7 +486,7 @@ def _seconds(term: Term, route: Route) -> float:
     out = torch.zeros(term.size, device=term.device, dtype=torch.float32)
     if term.device.type != "cuda":
         start = time.perf_counter()
-        with totals.some_blocks(again.examples):
+        with blocks.some_blocks(again.examples):
             again.add(again.norms(), out)
         return time.perf_counter() - start
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -10,26 +10,14 @@ Section 4.2), and the norm is absolute. With h n <= 3 · 2¹⁴ that is 3 · 2�
 `SLACK`. The result itself is rounded to float32 once, so that n may be 2¹⁵; for larger batches give noise a
 slack of n 2⁻²² more. The rest, 2⁻⁹ C, is for the one example's own term, which does not grow with n: its
 norm, measured in float32 in blocks (and rounded up where positions cancel), its factor, and their product.
-
-**Theorem (blocks).** Let every example be put into one of B blocks, evenly, independently of all else and in
-secret; let sums of blocks be computed apart and added in float64. A block of L examples is summed in pieces
-of K rows, and the rows of its examples have Σ_t |u_t| |v_t| <= κ |t_i|: κ is 1 where an example is one row,
-and a block with an example beyond κ is summed in float64. Let B follow from the public expected batch size N,
-K from that and the block alone, K L κ <= 3 · 2¹⁴ - 2m. Then for n <= m = 5/4 N + 64 examples (Poisson batches
-are larger with probability e⁻²⁷ at N = 200, and need n 2⁻²² more slack then), and as long as nobody's term
-depends on who is beside it, the noisy sum has the price of its mechanism at the same slack. Proof: given the
-blocks of the others, neighbours have the same sums of all blocks but one, bit by bit. That one is computed
-twice, with the example and without (or with another), each time within γ_K κ L C of its exact sum by the
-theorem above; parts and the result round to float32, n u C each. So the sums are apart by the example's term
-and 3/4 of `SLACK`. Blocks do not depend on the records, and divergences are jointly convex, so that the
-mixture over blocks costs no more. ∎ What counts is the length of one block, about 180, in place of n.
+`farthing.torch.kernels.blocks` has a theorem for larger batches, in which h n does not grow with n.
 
 `chain` gives h for the examples of a batch (all of it, over all parts and ranks). What is summed, and how:
 
 * one product a layer and example (linear layers of plain networks): float32 where the batch is no longer than
-  h; on a CPU, where the expected batch size is known, in blocks; else in float64 on GPUs where that is as
-  quick; else float32 in pieces of h examples, pieces by a binary tree, which takes log2 of their number more
-  roundings, up to 1,024 examples, and beyond in float64;
+  h; on a CPU, where the expected batch size is known, in blocks, or of few outputs by a kernel in float64;
+  else in float64 on GPUs where that is as quick; else float32 in pieces of h examples, pieces by a binary
+  tree, which takes log2 of their number more roundings, up to 1,024 examples, and beyond in float64;
 * rows (biases, norms, convolutions, whatever is kept): by a C kernel that adds in float64, else pieces of h
   examples in float32, and pieces in float64;
 * products over several positions (tokens, on a CPU also windows) and embeddings: in float64, since the terms
@@ -59,19 +47,16 @@ A norm and the sum that it bounds may be found in different ways. Where both are
 their products lose, and norms are rounded up by that; where that is not done, both are made `exact`.
 """
 
-import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from farthing.noise import native
-from farthing.noise.lattice import Stream
+from farthing.torch.kernels import blocks
 
 
 def coarse(device: torch.device) -> bool:
@@ -105,9 +90,6 @@ def exact(device: torch.device) -> Iterator[None]:
 
 
 SLACK = 2.0**-7  # of the clip
-_ROUNDINGS = 3 * 2**14  # h n: two neighbours, 2⁻²⁴ a rounding, three quarters of the slack
-_TOGETHER = 4  # sums of blocks that are added at once
-_SHORTEST = 48  # rows of a product in float32 that is quicker than one in float64
 _AFTER = 8  # roundings besides those in a piece: a factor, its product, a tree of pieces or their total
 _FEWEST = 40  # examples in a piece of products that is worth its call
 _FULL_RATE = (8, 0), (9, 0), (10, 0)  # GPUs that multiply float64 about as fast as float32
@@ -118,10 +100,6 @@ class _Batch(threading.local):
     """How many examples the batch has that this thread sums a part of."""
 
     records = 1
-    blocks: tuple[int, ...] = ()  # the sizes of those that the part is made of
-    spare = 0.0  # K L κ, above 0 where there are blocks
-    usual = 0.0  # examples of a block, to expect
-    room = torch.empty(0, dtype=torch.float32)
 
 
 _batch = _Batch()
@@ -149,86 +127,12 @@ def _power(records: int) -> int:
 
 def chain(records: int = 1) -> int:
     """Return how many examples may be added up in float32 in any order, of a batch of at least so many."""
-    return max(1, _ROUNDINGS // level(records) - _AFTER)
-
-
-@contextmanager
-def blocked(sizes: tuple[int, ...], expected: float, count: int) -> Iterator[None]:
-    """Say that the examples of a part are whole blocks of these sizes, of ``count`` in a batch."""
-    before = _batch.blocks, _batch.spare, _batch.usual
-    _batch.blocks, _batch.spare = sizes, _spare(expected)
-    _batch.usual = expected / count if count > 1 else math.inf
-    try:
-        yield
-    finally:
-        _batch.blocks, _batch.spare, _batch.usual = before
-
-
-def _spare(expected: float) -> float:
-    """Return K L κ: what the roundings of parts and of the result leave of all."""
-    return _ROUNDINGS - 2.0 * (1.25 * expected + 64)
-
-
-def block_count(expected: float, positions: int = 1, most: int | None = None) -> int:
-    """Return how many blocks a batch is put into, for products over so many positions.
-
-    A block is to have at most ``most`` examples, but by chance. 0: there is no theorem, or blocks would be
-    short and slow.
-
-    >>> block_count(100), block_count(4096), block_count(512, positions=16), block_count(2**20)
-    (1, 24, 30, 0)
-    >>> block_count(4096, most=100), block_count(4096, most=30)
-    (62, 0)
-    """
-    left = _spare(expected) / (positions * cancelling(positions))
-    if left <= 0:
-        return 0
-    size = max(1.0, min(0.9 * math.sqrt(left), math.inf if most is None else most / 1.5))
-    return max(1, math.ceil(expected / size)) if min(size, expected) * positions >= _SHORTEST else 0
-
-
-def cancelling(positions: int) -> float:
-    """Return κ, by how much an example's positions may cancel in blocks; at random they do by √positions."""
-    return 1.0 if positions == 1 else 2.0 * math.sqrt(positions)
-
-
-def drawn_blocks(count: int, blocks: int) -> list[NDArray[np.int64]]:
-    """Return which of so many examples are in each block: even, independent and secret draws."""
-    at = np.zeros(count, np.int64) if blocks == 1 else Stream().uniform_below(blocks, count)
-    return np.split(np.argsort(at, kind="stable"), np.cumsum(np.bincount(at, minlength=blocks))[:-1])
-
-
-def together(blocks: list[NDArray[np.int64]], most: int) -> Iterator[list[NDArray[np.int64]]]:
-    """Yield whole blocks that have at most so many examples together, or one block that has more.
-
-    >>> blocks = [np.arange(n) for n in (3, 2, 4, 9)]
-    >>> [[len(block) for block in part] for part in together(blocks, 5)]
-    [[3, 2], [4], [9]]
-    """
-    part: list[NDArray[np.int64]] = []
-    for block in blocks:
-        if part and sum(map(len, part)) + len(block) > most:
-            yield part
-            part = []
-        part.append(block)
-    if sum(map(len, part)):
-        yield part
+    return max(1, blocks.ROUNDINGS // level(records) - _AFTER)
 
 
 def shared(records: int) -> bool:
     """Return whether so many examples are only a part of the batch that is summed, over several ranks."""
     return level() > _power(records)
-
-
-@contextmanager
-def some_blocks(examples: int) -> Iterator[None]:
-    """Sums of some examples as if they were blocks of the usual size: for measuring how long they take."""
-    usual = max(1, round(min(_batch.usual, examples)))
-    before, _batch.blocks = _batch.blocks, tuple(min(usual, examples - n) for n in range(0, examples, usual))
-    try:
-        yield
-    finally:
-        _batch.blocks = before
 
 
 def exact64(device: torch.device) -> bool:
@@ -241,11 +145,11 @@ def product(
 ) -> Tensor:
     """uᵀ v, in ``out`` if it is given: a row of both is an example's term, or one of several.
 
-    ``wide`` are the examples of several rows that cancel by more than `cancelling`; None: nobody knows.
+    ``wide`` are the examples of several rows that cancel by more than `blocks.cancelling`; None: unknown.
     """
     several = examples < len(u)
-    if _batch.spare > 0 and u.device.type == "cpu":
-        return _by_blocks(u, v, examples, wide, out)
+    if blocks.active() and u.device.type == "cpu":
+        return blocks.product(u, v, examples, wide, out)
     if u.dtype is not torch.float32:  # bfloat16, whose products are exact
         found = torch.mm(u.t(), v, out_dtype=torch.float32)
         return found if out is None else out.copy_(found)
@@ -256,73 +160,6 @@ def product(
         found = torch.mm(u.t().double(), v.double())
         return found if out is None else out.copy_(found)
     return _tree(u, v, chain(examples), out)
-
-
-def _by_blocks(u: Tensor, v: Tensor, examples: int, wide: Tensor | None, out: Tensor | None) -> Tensor:
-    """uᵀ v block by block, in float64 where blocks are too short to be quicker, or unknown."""
-    each, known = len(u) // max(1, examples), wide is not None or len(u) == examples
-    if not known or sum(_batch.blocks) != examples or each * _batch.usual < _SHORTEST:
-        found = torch.mm(u.t().double(), v.double())
-        return found if out is None else out.copy_(found)
-    most = _batch.spare / cancelling(each)
-    if len(_batch.blocks) == 1 and len(u) <= most / examples - 2 and (wide is None or not wide.any()):
-        return torch.mm(u.t(), v, out=out)
-    sums, start = _Sums((u.shape[1], v.shape[1])), 0
-    for size in _batch.blocks:
-        first, rows, start = start * each, size * each, start + size
-        longest = min(rows, int(most / max(1, size)) - 2)
-        if longest < min(_SHORTEST, rows) or (wide is not None and wide[start - size : start].any()):
-            sums.add(torch.mm(u[first : first + rows].t().double(), v[first : first + rows].double()))
-            continue
-        pieces = -(-rows // longest) if rows else 0
-        for piece in range(pieces):
-            part = slice(first + rows * piece // pieces, first + rows * (piece + 1) // pieces)
-            torch.mm(u[part].t(), v[part], out=sums.room())
-    return sums.whole(torch.empty(u.shape[1], v.shape[1], dtype=torch.float32) if out is None else out)
-
-
-class _Sums:
-    """The sum of matrices, in float64, in memory that is used again."""
-
-    def __init__(self, shape: tuple[int, int]) -> None:
-        size = math.prod(shape)
-        if _batch.room.numel() < size * (1 + _TOGETHER):
-            _batch.room = torch.empty(size * (1 + _TOGETHER), dtype=torch.float64)
-        self._total = _batch.room[:size].view(shape)
-        rooms = _batch.room[size : size * (1 + _TOGETHER // 2)]
-        self._rooms = rooms.view(torch.float32).view(_TOGETHER, *shape)
-        self._filled, self._empty = 0, True
-
-    def room(self) -> Tensor:
-        """Return room for one more matrix, in float32."""
-        if self._filled == _TOGETHER:
-            self._move(None)
-        self._filled += 1
-        return self._rooms[self._filled - 1]
-
-    def add(self, matrix: Tensor) -> None:
-        """Add a matrix, in float64."""
-        self._total.copy_(matrix) if self._empty else self._total.add_(matrix)
-        self._empty = False
-
-    def whole(self, out: Tensor) -> Tensor:
-        """Return the sum, rounded once, in ``out``."""
-        if out.is_contiguous():
-            self._move(out)
-            return out
-        self._move(None)
-        return out.copy_(self._total)
-
-    def _move(self, out: Tensor | None) -> None:
-        parts, kernels = self._rooms[: self._filled], native.kernels(self._rooms.numel())
-        if kernels is not None:
-            where = self._total.data_ptr(), None if out is None else out.data_ptr()
-            kernels["add_parts"](parts.data_ptr(), len(parts), self._total.numel(), self._empty, *where)
-        else:
-            self.add(parts.sum(0, dtype=torch.float64))
-            if out is not None:
-                out.copy_(self._total)
-        self._filled, self._empty = 0, False
 
 
 def _tree(u: Tensor, v: Tensor, rows: int, out: Tensor | None) -> Tensor:
@@ -356,7 +193,7 @@ def weighted(rows: Tensor, factors: Tensor) -> Tensor:
     >>> weighted(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1.0, 0.5]))
     tensor([2.5000, 4.0000])
     """
-    if _batch.spare == 0 and len(rows) <= chain(len(rows)):
+    if not blocks.active() and len(rows) <= chain(len(rows)):
         return torch.mv(rows.t(), factors)
     kernels = native.kernels(rows.numel()) if rows.device.type == "cpu" else None
     if kernels is not None and rows.is_contiguous() and rows.dtype == factors.dtype == torch.float32:
@@ -364,7 +201,7 @@ def weighted(rows: Tensor, factors: Tensor) -> Tensor:
         places = rows.data_ptr(), factors.contiguous().data_ptr()
         kernels["weighted_rows"](*places, *rows.shape, out.data_ptr())
         return out
-    if _batch.spare > 0:
+    if blocks.active():
         return torch.mv(rows.t().double(), factors.double()).float()
     step = min(chain(len(rows)), 64)
     whole = len(rows) // step * step
