@@ -122,6 +122,18 @@ def test_noise_for_few_draws_affords_them_by_every_count(epsilon, delta):
     assert few == pytest.approx(epsilon, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "adjacency", "rate", "steps"),
+    [(0.3, 1e-3, Adjacency.REPLACE_ONE, 0.001, 2), (8.0, 1e-3, Adjacency.ADD_REMOVE, 0.001, 2)],
+)
+def test_noise_that_only_a_rough_bound_holds_by_is_raised(epsilon, delta, adjacency, rate, steps):
+    """The line on which noise was sought shows less than those on which a promise is priced."""
+    budget = Budget(epsilon, delta, adjacency)
+    found = calibrate.noise(lambda s: poisson(rate, s, steps), budget)
+    assert pld.delta(poisson(rate, found, steps), epsilon, adjacency) <= delta * (1 + 1e-6)
+    assert calibrate.affordable(poisson(rate, found, steps), budget)
+
+
 def test_gaussian_steps_are_exact():
     for k in (1, 2, 7, 1000):
         budget = Budget(1.0, 1e-6)

@@ -21,9 +21,11 @@ def line(**more):
     return ft.LinearRegression(5.0, 1e-5, bounds=(0, 1), target_bounds=(0, 1.2), solver="sufficient", **more)
 
 
-def test_the_covariance_of_the_noise_is_that_of_solutions_of_noisy_moments():
+@pytest.mark.parametrize("steep", [1.0, 10.0])
+def test_the_covariance_of_the_noise_is_that_of_solutions_of_noisy_moments(steep):
+    """Where weights are large, most of it is noise on the moments of features."""
     z, noise = np.column_stack([2 * X - 1, np.ones(4000)]), 1e-3
-    rows = np.column_stack([z, targets(RNG, X) - 0.6])
+    rows = np.column_stack([z, steep * (targets(RNG, X) - 0.6)])
     moments = rows.T @ rows / 4000
     found = of_moments(Features(3), moments, noise, 1.0, 4000)
     solutions = []

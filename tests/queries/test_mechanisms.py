@@ -16,6 +16,7 @@ from farthing.errors import InvalidValue, Unsupported
 from farthing.linear.losses import Gram, Scores, logistic
 from farthing.noise import lattice
 from farthing.noise.lattice import SeededStream
+from farthing.noise.summing import SLACK
 from farthing.queries import mechanisms
 from farthing.queries.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
 from farthing.queries.events import BoundedRangeEvent, GaussianEvent, LaplaceEvent, PureEvent
@@ -94,6 +95,17 @@ def test_rounding_never_moves_neighbours_beyond_the_priced_distance(pair, noise,
     priced = mechanism.event(bound, adjacency, sampled=False).noise
     shift = 2.0 if adjacency is R1 else 1.0
     assert distance / 2.0**bits <= shift / priced
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("size", [1, 300, 10**5])
+@pytest.mark.parametrize(("noise", "norm"), [(0.3, 1.0), (20.0, 1e-3), (400.0, 50.0)])
+def test_the_noise_is_enlarged_by_what_the_grid_can_add(noise, norm, size, order):
+    """Each coordinate of a difference moves by at most one cell, and sums by their own slack."""
+    bits, cell = mechanisms._grid(noise, ClipNorm(norm, order=order), order, size)
+    farthest = norm * (1 + SLACK) + cell * size ** (1 / order)
+    assert 2.0**bits * cell >= noise * farthest * (1 - 1e-12)
+    assert cell * size ** (1 / order) <= norm * 2.0**-11  # for little more noise
 
 
 def test_released_values_are_whole_cells():

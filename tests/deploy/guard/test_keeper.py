@@ -160,6 +160,10 @@ def test_sampled_rounds_are_promised_once(village, house, told):
         Invitation(1.0, rounds=5, noise_multiplier=9.0),
     ):
         assert told(guard.answer(village.question(2, invitation=other)), house) is Reason.PROMISED
+        header = {"run": "r", "round": 0, "nonce": "0" * 32, "dataset": "d"}
+        header["invitation"] = forms.invitation(other)
+        sealed = seal(MessageKind.PROPOSAL, header, b"", village.coordinator)
+        assert told(guard.answer(sealed), house) is Reason.PROMISED
     assert village.check() == {"p0": (1, 1)}
 
 

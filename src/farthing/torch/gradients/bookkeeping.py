@@ -232,9 +232,8 @@ class Gradient:
         (places, sizes), start = blocks.drawn_blocks(len(batch), count), 0
         for members in blocks.together(sizes, most):
             here, start = places[start : start + sum(members)], start + sum(members)
-            context = blocks.blocked(tuple(members), self.expected_batch_size, count)
             for part in batch.take(here).physical_batches():
-                yield part, context
+                yield part, blocks.blocked(tuple(members), self.expected_batch_size, count)
 
     def _blocks(self, batch: Any) -> int:
         """Return the number of blocks; 0 where sums are not made in blocks: no record decides."""
