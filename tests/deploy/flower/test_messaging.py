@@ -1,6 +1,7 @@
 """Flower's protocol through memory: messages go both ways, and nobody gets or sends what is not theirs."""
 
 import asyncio
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from farthing.deploy.flower import mailbox, messaging
+from farthing.deploy.flower import link, mailbox, messaging
 from farthing.deploy.flower.carrier import opened
 from farthing.deploy.flower.link import Relay
 from farthing.deploy.flower.messaging import FLEET, RUNTIME, BulkGrid, DirectMessaging, unpack
@@ -490,19 +491,48 @@ async def answering(wire, node, answer):
     assert await wire.push(reply(message, answer(opened(message))), node) == 200
 
 
-def test_a_relay_inside_the_superlink_carries_requests_and_answers(short):
+class Tasks:
+    """Flower's state, as far as a task goes: a run is under way while its task is alive."""
+
+    def __init__(self):
+        self.said, self.over = [], threading.Event()
+
+    def get_tasks(self, run_ids):
+        return [SimpleNamespace(task_id=11 * number) for number in run_ids]
+
+    def claim_task(self, number):
+        self.said.append(f"claimed {number}")
+        return "token"
+
+    def activate_task(self, number):
+        self.said.append(f"active {number}")
+        return True
+
+    def acknowledge_task_heartbeat(self, number):
+        self.said.append(f"beat {number}")
+        return True
+
+    def finish_task(self, number, status, details):
+        self.said.append(f"{status} {number}")
+        self.over.set()
+
+
+def test_a_relay_inside_the_superlink_carries_requests_and_answers(short, monkeypatch):
     """The coordinator's bridge, the relay as a thread, and nodes that speak Flower's protocol."""
     from flwr.supercore.task_identity import TaskIdentity
 
-    wire, came = Wire(), {}
+    wire, came, tasks = Wire(), {}, Tasks()
     bridge = Bridge({"north": 7, "east": 8})
+    monkeypatch.setattr(link, "_BEAT", 0.01)
 
     async def run():
-        assert not Relay(wire.app, str(bridge.path)).start(3)  # no event loop yet: an app must do it
+        assert not Relay(wire.app, str(bridge.path)).start(3, tasks)  # no event loop yet: an app must do it
         await wire.pull(7)
-        assert not Relay(wire.app, None).start(3)
-        assert Relay(wire.app, str(bridge.path)).start(3)
-        assert TaskIdentity.run_id == 3
+        assert not Relay(wire.app, None).start(3, tasks)
+        assert not Relay(wire.app, str(bridge.path)).start(3, object())  # another Flower
+        assert tasks.said == []
+        assert Relay(wire.app, str(bridge.path)).start(3, tasks)
+        assert (TaskIdentity.run_id, TaskIdentity.task_id) == (3, 33)
         asking = asyncio.to_thread(lambda: came.update(bridge.exchange({"north": b"n", "east": b"e"}, 20.0)))
         await asyncio.gather(asking, *(answering(wire, node, lambda said: said * 2) for node in (7, 8)))
 
@@ -510,11 +540,15 @@ def test_a_relay_inside_the_superlink_carries_requests_and_answers(short):
     assert came == {"north": b"nn", "east": b"ee"}
     assert wire.flower.reached == []
     bridge.close()
+    assert tasks.over.wait(60)
+    assert tasks.said[:2] == ["claimed 33", "active 33"]
+    assert tasks.said[-1] == "completed 33"
+    assert set(tasks.said[2:-1]) <= {"beat 33"}
 
 
 def test_a_superlink_that_leaves_messages_to_flower_has_no_relay_inside():
     app = DirectMessaging(SimpleNamespace())  # without the state that is known
     assert not app.known
     app.loop = asyncio.new_event_loop()
-    assert not Relay(app, "bridge").start(1)
+    assert not Relay(app, "bridge").start(1, Tasks())
     app.loop.close()

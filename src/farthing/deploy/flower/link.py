@@ -41,6 +41,7 @@ ACCESS_CHECK = (
 )
 
 _LARGEST = 2**22  # bytes of a request that starts an app: our bundle is one small file
+_BEAT = 10.0  # seconds between two heartbeats of the relay's task; Flower waits for sixty
 
 App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 
@@ -197,7 +198,7 @@ class Orders:
             return [{"node-id": self._registered(key, account)} for key in arguments]
         if command == "run":
             run = self._started(account)
-            inside = self._relay is not None and run > 0 and self._relay.start(run)
+            inside = self._relay is not None and run > 0 and self._relay.start(run, self._state())
             return [{"success": run > 0, "inside": inside}]
         raise ValueError(f"there is no order {command!r}")
 
@@ -232,7 +233,7 @@ class Relay:
     def __init__(self, messaging: DirectMessaging, bridge: str | None) -> None:
         self._messaging, self._bridge = messaging, bridge
 
-    def start(self, run: int) -> bool:
+    def start(self, run: int, state: Any) -> bool:
         """Carry messages of this run; return False where they must be carried by an app."""
         loop = self._messaging.loop
         if self._bridge is None or loop is None or not self._messaging.known:
@@ -240,15 +241,23 @@ class Relay:
         try:
             from flwr.common.constant import SUPERLINK_NODE_ID
             from flwr.supercore.task_identity import TaskIdentity
-        except ImportError:
+
+            (task,) = state.get_tasks(run_ids=[run])
+            number = int(task.task_id)
+            # Flower's own SuperNodes answer messages of runs that are under way only
+            if state.claim_task(number) is None or not state.activate_task(number):
+                return False
+        except (ImportError, AttributeError, TypeError, ValueError):
             return False
         # whom messages come from: Flower sets it in the process of an app
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, SUPERLINK_NODE_ID, run
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, SUPERLINK_NODE_ID, number
+        over = threading.Event()
+        threading.Thread(target=_beat, args=(state, number, over), daemon=True).start()
         grid = NearGrid(self._messaging, loop)
-        threading.Thread(target=self._carry, args=(grid,), daemon=True).start()
+        threading.Thread(target=self._carry, args=(grid, over), daemon=True).start()
         return True
 
-    def _carry(self, grid: NearGrid) -> None:
+    def _carry(self, grid: NearGrid, over: threading.Event) -> None:
         from farthing.deploy.flower.carrier import Carrier
 
         assert self._bridge is not None
@@ -256,6 +265,17 @@ class Relay:
             carry(self._bridge, Carrier(grid).exchange)
         except Exception as error:  # the coordinator sees that it disconnected, and orders another
             print(f"the relay ended: {type(error).__name__}", file=sys.stderr, flush=True)
+        finally:
+            over.set()
+
+
+def _beat(state: Any, task: int, over: threading.Event) -> None:
+    """Keep a task alive until it is over: Flower ends one without heartbeats."""
+    while not over.wait(_BEAT):
+        if not state.acknowledge_task_heartbeat(task):
+            print("Flower has ended the relay's task", file=sys.stderr, flush=True)
+            return
+    state.finish_task(task, "completed", "")
 
 
 def main() -> None:
