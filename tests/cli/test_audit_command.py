@@ -83,6 +83,21 @@ def test_all_splits_what_may_fail(monkeypatch):
     assert scales == [1.0]
 
 
+def test_an_interrupted_audit_shows_what_it_reached(capsys, monkeypatch):
+    verdict = methods.attack("laplace", scale=0.02)[0]
+
+    def attack(name, **_):
+        if name != methods.names()[0]:
+            raise KeyboardInterrupt
+        return [verdict]
+
+    monkeypatch.setattr(methods, "attack", attack)
+    assert cli.main(["audit", "--all"]) == 130
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 2
+    assert err == "farthing: interrupted: this is what was reached\n"
+
+
 def test_unsound_targets_are_never_a_way_to_train(capsys):
     from farthing.federated import jobs
 

@@ -1,11 +1,14 @@
 """The command ``farthing audit``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farthing.cli.options import FAILED, AsJson, Force, emit, emit_json, number, option, say
+from farthing.cli.options import FAILED, INTERRUPTED, AsJson, Force, emit, emit_json, number, option, say
+
+if TYPE_CHECKING:
+    from farthing.audit.methods import Finding
 
 
 def audit(
@@ -26,8 +29,8 @@ def audit(
 ) -> int:
     """Attacks a method on neighbouring data, and compares the result with its claim.
 
-    The exit code is 1 if a claim is broken. "Not refuted" is no proof; the power of an attack says what it
-    would have caught.
+    The exit code is 1 if a claim is broken, 130 if it was interrupted. "Not refuted" is no proof; the power
+    of an attack says what it would have caught.
     """
     from farthing.cli import auditing
     from farthing.data.model_file import check_writable, write
@@ -35,15 +38,24 @@ def audit(
 
     if html is not None:
         check_writable(html, force, option="--html")
+    found: list[Finding] = []
+    told: dict[str, list[str]] = {}
+    interrupted = False
     with auditing.shown(as_json, everything) as watch:
-        found = auditing.audited(method, everything, effort, confidence, watch)
-        told = auditing.lawful(method)
+        try:
+            auditing.audited(method, everything, effort, confidence, watch, found=found)
+            told = auditing.lawful(method)
+        except KeyboardInterrupt:
+            if not found:
+                raise
+            interrupted = True
     if html is not None:
         write(html, audit_page(found, told).encode())
     if as_json:
-        emit_json(auditing.fields(found, told, confidence))
+        emit_json({"interrupted": interrupted, **auditing.fields(found, told, confidence)})
     else:
         parts = [auditing.table(found)] if found else []
         emit("\n\n".join([*parts, *([auditing.law_lines(told)] if told else [])]))
+    code = say("interrupted: this is what was reached", INTERRUPTED) if interrupted else 0
     broken = [name for name, verdict in found if verdict.broken] + [law for law in told if told[law]]
-    return say(f"broken: {', '.join(dict.fromkeys(broken))}", FAILED) if broken else 0
+    return say(f"broken: {', '.join(dict.fromkeys(broken))}", FAILED) if broken else code

@@ -40,8 +40,11 @@ def audited(
     confidence: float,
     watch: Watch | None = None,
     stream: Stream | None = None,
+    found: list[Finding] | None = None,
 ) -> list[Finding]:
     """The verdicts on one method or on all; ``confidence`` is that of all of them together.
+
+    They are appended to ``found``, so that whoever is interrupted keeps those that were reached.
 
     A bound on n runs that fails with probability f is off by about √(ln(1/f)/n). Among many methods each has
     a smaller share of the failure probability, and as many more runs as it needs to show as much as alone.
@@ -55,7 +58,7 @@ def audited(
     names = methods.names() if method is None else [*attacks(method)] if method != LAWS else []
     each = 1 - (1 - confidence) / max(1, len(names))
     effort *= math.log((1 - each) / 2) / math.log((1 - confidence) / 2)
-    found: list[Finding] = []
+    found = [] if found is None else found
     for done, name in enumerate(names):
         found += methods.attack(
             name, scale=effort, confidence=each, stream=stream, tick=_ticks(name, done, watch)
