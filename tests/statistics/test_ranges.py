@@ -68,12 +68,14 @@ def test_a_model_with_bought_bounds_is_as_good_as_with_declared_ones() -> None:
     rng = np.random.default_rng(0)
     unit = np.array([1e-4, 1.0, 1e5])
     X = rng.uniform(0.5, 1, size=(20_000, 3)) * unit
+    X[0] *= 1e6  # one record decides no bound
     y = (X[:, 0] / 1e-4 > X[:, 1]).astype(int)
     declared = ft.LogisticRegression(1.0, 1e-6, bounds=(0 * unit, unit)).fit(X, y)
     ledger = ft.Ledger(ft.Budget(1.0, 1e-6), stream=SeededStream(3))
     bought = ft.LogisticRegression(bounds="private", ledger=ledger).fit(X, y)
     assert bought.score(X, y) > declared.score(X, y) - 0.02
     assert (bought.bounds_[1] >= 0.9 * unit).all()
+    assert (bought.bounds_[1] <= 4.2 * unit).all()
     assert ledger.share <= 1
     with pytest.raises(ft.BudgetSpent):
         ft.count(y, epsilon=0.1, delta=1e-6, ledger=ledger)
