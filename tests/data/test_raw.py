@@ -1,5 +1,7 @@
 """Rows that kernels read where they lie, against sums over blocks; what is malformed they never see."""
 
+import math
+
 import numpy as np
 import pytest
 from scipy import sparse
@@ -103,6 +105,32 @@ def test_moments_are_those_of_blocks(monkeypatch, kind, rows, width, unit):
 
 
 @kernels
+@pytest.mark.parametrize("kind", [np.float64, "csr"])
+def test_sums_by_kernels_are_the_exact_sums_of_single_records_within_the_theorem(kind):
+    """Values of many sizes, which round badly: `farthing.noise.summing` allows 2⁻¹⁶ of a bound."""
+    x = 2.0 ** RNG.integers(-40, 1, size=(700, 9)) * RNG.choice(
+        [1.0, 1 + 2.0**-52, 1 - 2.0**-53], size=(700, 9)
+    )
+    X, y = sparse.csr_array(x) if kind == "csr" else x, RNG.integers(0, 2, 700) * 1.0
+    plain, within = Features(9, intercept=0.0), Features(9, scale=0.9, intercept=0.0, radius=1.0)
+    gradient, w = LinearGradient(logistic, Features(9, centre=0.1)), RNG.normal(size=10)
+    asked = [
+        (RowMoments(plain, Features(9, 0.4, intercept=0.0)), None, ft.ClipNorm(0.9), 0.9),
+        (RowScatter(plain, Features(9, 0.3, 1.1, 0.8)), None, ft.ClipOuter(0.9), 0.81),
+        (Spread(within, True), None, ft.ClipNorm(2.0), 2.0),
+        (Spread(within, False), None, ft.ClipNorm(2.0), 2.0),
+        (Stretch(gradient), w, MARGIN, 4.0),
+        (gradient, w, CLIP, 1.0),
+    ]
+    for contribution, at, bound, most in asked:
+        found = contribution.bounded_sum(Table(X, y), at, bound)
+        single = [contribution.bounded_sum(Table(X[[k]], y[[k]]), at, bound) for k in range(700)]
+        assert max(float(np.linalg.norm(each)) for each in single) <= most * (1 + 2.0**-15)
+        exact = [math.fsum(column) for column in np.reshape(single, (700, -1)).T.tolist()]
+        assert np.linalg.norm(found.ravel() - exact) <= 2.0**-16 * most
+
+
+@kernels
 def test_logistic_residuals_are_right_at_any_margin(monkeypatch):
     """The kernel has an exponential of its own; rows of 1 with weights from -1e300 to 1e300 are margins."""
     ends = np.array([0.0, 1e-300, 1e-9, 1.0, 20.0, 708.0, 709.5, 745.0, 1e5, 1e300])
@@ -153,6 +181,12 @@ def test_sums_by_kernels_are_those_of_blocks(monkeypatch, kind, matrix):
                 patched.setattr(native, "_loaded", loaded)
                 found.append(contribution.bounded_sum(Table(ROWS.astype(kind), Y), at, bound))
         np.testing.assert_allclose(*found, rtol=1e-10, atol=1e-10)
+
+
+@kernels
+def test_rows_that_were_not_measured_have_no_gradient():
+    rows = Table(ROWS, Y).raw(Features(9), norms=False)
+    assert rows.gradient(np.zeros(9), 0.0, raw.KernelLoss(0, 0.0, 1.0), 100) is None
 
 
 @kernels
