@@ -8,6 +8,7 @@ from farthing.data.tables import Table
 from farthing.errors import InvalidValue
 from farthing.linear.additive import basis
 from farthing.linear.additive.basis import (
+    BLOCKS,
     CELLS,
     EDGES,
     HIGHEST,
@@ -36,7 +37,7 @@ MASSES = [
 @pytest.mark.parametrize("mass", MASSES, ids=["uniform", "zeros", "ends"])
 def test_a_shape_is_orthogonal_to_what_is_linear_and_has_the_variances_it_says(mass):
     matrix, variances = basis.shape(mass)
-    assert 5 < len(variances) < 60
+    assert 5 < len(variances) < 120
     assert (np.diff(variances) <= 1e-12).all()
     np.testing.assert_allclose(mass @ matrix, 0, atol=1e-9)
     np.testing.assert_allclose((mass * VALUES) @ matrix, 0, atol=1e-9)
@@ -52,20 +53,41 @@ def test_a_feature_of_two_values_has_no_shape():
 
 def test_masses_are_shares_whatever_the_noise():
     counts = histogram(RNG.uniform(size=5000))[2:-1]
+    blocks = np.add.reduceat(counts, BLOCKS)
     for noise in (0.0, 0.003, 0.1, 10.0):
-        noisy = counts + noise * RNG.normal(size=len(counts))
-        mass = basis.masses(noisy, 0.8, noise, 0.5)
+        noisy = [each + noise * RNG.normal(size=len(each)) for each in (blocks, counts)]
+        mass = basis.masses((noisy[0], noisy[1]), 0.8, (noise, noise), 0.5)
         assert mass.min() >= 0
         assert mass.sum() == pytest.approx(1.0)
         assert mass[2:-1].sum() == pytest.approx(0.8)
-    exact = basis.masses(counts, 1.0, 0.0, 0.5)
+    exact = basis.masses((blocks, counts), 1.0, (0.0, 0.0), 0.5)
     np.testing.assert_allclose(exact[2:-1], counts, atol=1e-12)
 
 
 def test_a_mean_tells_the_share_at_the_upper_bound():
-    mass = basis.masses(np.zeros(CELLS - 3), 0.0, 0.01, 0.3)
+    mass = basis.masses((np.zeros(len(BLOCKS)), np.zeros(CELLS - 3)), 0.0, (0.01, 0.01), 0.3)
     assert mass[HIGHEST] == pytest.approx(0.3)
     assert mass[LOWEST] == pytest.approx(0.7)
+
+
+def test_blocks_tell_where_a_feature_piles_up_when_cells_are_noise():
+    counts = histogram(RNG.uniform(0.01, 0.03, size=5000))[2:-1]
+    blocks = np.add.reduceat(counts, BLOCKS)
+    noisy = counts + 0.05 * RNG.normal(size=len(counts))
+    mass = basis.masses((blocks + 0.01 * RNG.normal(size=len(blocks)), noisy), 1.0, (0.01, 0.05), 0.02)
+    assert mass[(VALUES > 1 / 128) & (VALUES < 1 / 32)].sum() > 0.9
+
+
+def test_a_value_of_many_records_can_have_a_weight_of_its_own():
+    """What a spike tells apart from its neighbours has more variance than without it."""
+    flat = np.full(CELLS, 0.0)
+    flat[2:-1] = 1 / (CELLS - 3)
+    spike = 0.8 * flat
+    spike[40] += 0.2
+    alone = np.zeros(CELLS)
+    alone[40], alone[[39, 41]] = 1.0, -0.5
+    own = [float(np.square(alone @ basis.shape(mass)[0]).sum()) for mass in (flat, spike)]
+    assert own[1] > 1.5 * own[0]
 
 
 def test_a_tree_numbers_its_leaves_by_the_answers():
@@ -88,13 +110,15 @@ def test_products_are_orthonormal_if_answers_are_independent_and_none_is_of_one_
 
 def test_trees_ask_about_features_of_large_effect_and_add_what_they_may():
     mass = np.stack(MASSES)
-    trees, variances = basis.grown(mass, np.array([1.0, 0.0, 1.0]), 20, 7.0)
+    trees, variances, alike = basis.grown(mass, np.array([1.0, 0.0, 1.0]), 20, 7.0)
+    assert sum(float(v.sum()) for v in variances) == pytest.approx(7.0)
+    assert alike > 1
     assert {feature for tree in trees for feature in tree.asked} == {0, 2}
     rows = np.stack([RNG.choice(CELLS, size=2000, p=row) for row in mass]).astype(np.uint8)
     length = sum(float(np.square(tree.matrix[tree.codes(rows)]).sum()) / 2000 for tree in trees)
     assert 0.5 < length / 7.0 < 2
     assert all(len(v) == tree.matrix.shape[1] for v, tree in zip(variances, trees, strict=True))
-    assert basis.grown(mass, np.array([1.0, 0.0, 0.0]), 20, 7.0) == ([], [])
+    assert basis.grown(mass, np.array([1.0, 0.0, 0.0]), 20, 7.0) == ([], [], 1.0)
 
 
 X = np.random.default_rng(0).uniform(-0.2, 1.2, size=(500, 3))
@@ -109,6 +133,8 @@ def test_bounds_have_codes_of_their_own_and_cells_are_in_order():
     assert codes.min() > LOWEST
     assert codes.max() < HIGHEST
     assert np.abs(VALUES[codes] - inside).max() <= 0.5 / 128
+    small = inside[(inside > 0.001) & (inside < 0.125)]
+    assert np.abs(VALUES[cells_of(small)] / small - 1).max() <= 1 / 32
     assert len(VALUES) == CELLS <= 256
     assert cells_of(EDGES).tolist() == (np.arange(len(EDGES)) + 3).tolist()
 

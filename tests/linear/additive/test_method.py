@@ -9,9 +9,8 @@ import farthing as ft
 from farthing.accounting.filters import RdpFilter, ZcdpFilter
 from farthing.data.tables import Table
 from farthing.errors import InvalidValue
-from farthing.linear.additive import method
 from farthing.linear.additive.basis import Binned, codes_of
-from farthing.linear.additive.method import additive, residue
+from farthing.linear.additive.method import additive
 from farthing.linear.losses import logistic, multinomial, squared
 from farthing.linear.problem import Problem
 from farthing.noise.lattice import SeededStream
@@ -123,20 +122,6 @@ def test_nonsense_is_refused_before_a_charge():
 def test_tiny_budgets_stay_finite(epsilon, trees):
     _, steps = trained(BUMP[:50], budget=ft.Budget(epsilon, 1e-9), rows=X[:50], trees=trees)
     assert np.isfinite(predicted(steps)).all()
-
-
-def test_the_noise_left_on_weights_is_that_of_the_recursion():
-    """Against running the recursion itself on drawn noise: the variance of 4,000 runs is within 10 %."""
-    rates, curvatures, noises = np.array([0.5, 1.0, 0.1]), np.array([1.0, 0.3, 0.01]), np.geomspace(2, 1, 21)
-    drawn = np.random.default_rng(2).normal(size=(4000, 21, 3)) * noises[:, None]
-    w = velocity = total = np.zeros((4000, 3))
-    count = 0
-    for t in range(1, 22):
-        velocity = method.MOMENTUM * velocity - rates * (curvatures * w + drawn[:, t - 1])
-        w = w + velocity
-        if t > 21 * (1 - method.AVERAGED):
-            total, count = total + w, count + 1
-    np.testing.assert_allclose(residue(rates, curvatures, noises), (total / count).var(axis=0), rtol=0.1)
 
 
 def test_every_step_has_a_model():

@@ -88,6 +88,9 @@ def test_histograms_count_values_between_bounds_and_shrink_rows_with_many():
     inside = (X > 0) & (X < 1)
     counts = Histograms(3).bounded_sum(binned(), None, ft.ClipNorm(2.0))
     np.testing.assert_allclose(counts.sum(axis=1), inside.sum(axis=0))
+    blocks = Histograms(3, (0, 17, 200)).bounded_sum(binned(), None, ft.ClipNorm(2.0))
+    parts = np.stack([counts[:, :17].sum(axis=1), counts[:, 17:200].sum(axis=1), counts[:, 200:].sum(axis=1)])
+    np.testing.assert_allclose(blocks, parts.T)
     np.testing.assert_allclose(Inside(3).bounded_sum(binned(), None, ft.ClipNorm(2.0)), inside.sum(axis=0))
     shrunk = inside * np.minimum(1, 1 / np.sqrt(np.maximum(inside.sum(axis=1), 1)))[:, None]
     np.testing.assert_allclose(Inside(3).bounded_sum(binned(), None, ft.ClipNorm(1.0)), shrunk.sum(axis=0))

@@ -3,10 +3,11 @@
 Everything here is computed from public numbers and released histograms.
 
 **Shapes.** The prior of a shape is a sum of step functions on cells of width 2⁻ˡ, l = 0, 1, ..., 7, in two
-grids half a cell apart, with variance 2⁻ˡ each (so that neighbouring cells have similar values), and on
-octaves of x; a bound has a value of its own on top. `shape` removes the constant and the linear part under
-the histogram, since linear coordinates are there already, and returns principal components of what is left,
-with their variances.
+grids half a cell apart, with variance 2⁻ˡ each (so that neighbouring cells have similar values); of the same
+on octaves of x; and of the same on ranks, so that a value of many records can have a weight of its own.
+Ranks follow from the histogram. A bound has a value of its own on top. `shape` removes the constant and the
+linear part under the histogram, since linear coordinates are there already, and returns principal components
+of what is left, with their variances.
 
 **Trees.** A tree is oblivious: it asks `DEPTH` questions "is feature j above t?", the same in all its
 branches, and the answers are the bits of its leaf. Its coordinates are products of two answers or more, of at
@@ -16,12 +17,12 @@ alone is left to its shape. Which features are asked follows from how much their
 Cut declared bounds into public cells, and hold private rows as the cells that they lie in.
 
 A feature in [0, 1] has one of `CELLS` codes: 0 for a row that counts as nothing, 1 at the lower bound, 2 to
-`CELLS` - 2 between (128 cells of equal width, the first cut five times more by halves, for features that pile
-up above their bound), `CELLS` - 1 at the upper bound. Cells follow from the bounds alone, so they are public
+`CELLS` - 2 between (cells of width 1/128 above 1/8, and 16 in each octave below, for features that pile up
+above their bound), `CELLS` - 1 at the upper bound. Cells follow from the bounds alone, so they are public
 and cost nothing; which cell a record lies in is private.
 
 >>> cells_of(np.array([0.0, 0.001, 0.5, 1.0])).tolist(), CELLS
-([1, 5, 71, 135], 136)
+([1, 19, 179, 243], 244)
 """
 
 import hashlib
@@ -43,10 +44,16 @@ Array = NDArray[np.float64]
 
 Codes = NDArray[np.uint8]
 
-_EQUAL, _HALVED = 128, 5
-EDGES: Array = np.sort(
-    np.concatenate([np.arange(1, _EQUAL) / _EQUAL, 0.5 ** np.arange(1, _HALVED + 1) / _EQUAL])
+_EQUAL, _OCTAVES, _PARTS = 128, 8, 16
+_COARSE = _EQUAL // 8  # cells of equal width begin at 1/8
+EDGES: Array = np.concatenate(
+    [
+        [0.125 * 0.5**_OCTAVES],
+        *(0.125 * 0.5**k * (1 + np.arange(1, _PARTS + 1) / _PARTS) for k in range(_OCTAVES, 0, -1)),
+        np.arange(_COARSE + 1, _EQUAL) / _EQUAL,
+    ]
 )
+BLOCKS: tuple[int, ...] = (0, *range(1, len(EDGES), 16))  # where octaves and eighths begin among inner cells
 CELLS = len(EDGES) + 4
 LOWEST, HIGHEST = 1, CELLS - 1  # the codes of values at the bounds
 _LEFT = np.concatenate([[0.0], EDGES])
@@ -151,22 +158,30 @@ class Binned:
         return (slice(start, start + step) for start in range(0, max(1, len(self)), step))
 
 
-_LEVELS, _DECAY, _OCTAVE = 7, 0.5, 0.5
+_DECAY = 0.5  # of the variance from one level to the next
+_LEVELS, _OCTAVE_LEVELS, _RANK_LEVELS = 7, 4, 6
+_OCTAVE, _RANK = 0.5, 0.5  # variances of level 0
+_TRUSTED = 0.5  # deviations of noise by which shares of blocks are shortened
 _SMALLEST = 1e-3  # principal components of less variance are left out
 DEPTH = 4
 _ORDER = 0.5  # of the variance of a product of one more answer
 _BALANCED = (0.15, 0.85)  # the share of records on either side of a question
 
 
+def _steps(place: Array, levels: int) -> Array:
+    """Return the covariance of steps on cells of width 2⁻ˡ, in two grids, each of variance 2⁻ˡ."""
+    total = np.zeros((len(place), len(place)))
+    for level in range(levels + 1):
+        for start in (0.0, 0.5) if level else (0.0,):
+            cell = np.floor(place * 2**level + start)
+            total += _DECAY**level * (cell[:, None] == cell)
+    return total
+
+
 def _prior() -> Array:
     inside = np.clip(VALUES[1:], VALUES[2], VALUES[-2])
     total = np.diag((np.isin(VALUES[1:], [0.0, 1.0])) * 1.0)
-    for level in range(_LEVELS + 1):
-        for start in (0.0, 0.5) if level else (0.0,):
-            cell = np.floor(inside * 2**level + start)
-            total += _DECAY**level * (cell[:, None] == cell)
-    octave = np.floor(-np.log2(inside))
-    total += _OCTAVE * (octave[:, None] == octave)
+    total += _steps(inside, _LEVELS) + _OCTAVE * _steps(-np.log2(inside), _OCTAVE_LEVELS)
     prior = np.zeros((CELLS, CELLS))
     prior[1:, 1:] = total
     return prior
@@ -175,23 +190,34 @@ def _prior() -> Array:
 PRIOR = _prior()
 
 
-def masses(counts: Array, inside: float, noise: float, mean: float) -> Array:
+def masses(counts: tuple[Array, Array], inside: float, noises: tuple[float, float], mean: float) -> Array:
     """Return the share of every code from noisy shares of the inner cells.
 
-    ``inside`` is a noisy share of all of them, ``noise`` the deviation of one cell's, ``mean`` a noisy mean.
-    Cells are averaged with their neighbours as far as noise requires.
+    ``counts`` are noisy shares of blocks of cells and of cells, ``noises`` the deviations of either,
+    ``inside`` is a noisy share of all of them, ``mean`` a noisy mean. Cells are averaged with their
+    neighbours in a block as far as noise requires.
     """
     inside = float(np.clip(inside, 0.0, 1.0))
-    wide = 1 + int((len(counts) * noise / max(inside, noise)) ** 2)
+    blocks = np.maximum(counts[0] - _TRUSTED * noises[0], 0.0)
+    total = float(blocks.sum())
+    shares = blocks * (inside / total) if total > 0 else np.full(len(blocks), inside / len(blocks))
+    parts = zip(np.split(counts[1], BLOCKS[1:]), shares, strict=True)
+    inner = np.concatenate([_spread(part, share, noises[1]) for part, share in parts])
+    upper = float(np.clip(mean - inner @ VALUES[2:-1], 0.0, 1 - inside))
+    return np.concatenate([[0.0, 1 - inside - upper], inner, [upper]])
+
+
+def _spread(counts: Array, share: float, noise: float) -> Array:
+    """Return the shares of cells that have this share together; neighbours are averaged as noise requires."""
+    if share <= noise:
+        return np.full(len(counts), share / len(counts))
+    wide = 1 + int((len(counts) * noise / share) ** 2)
     starts = np.arange(0, len(counts), min(wide, len(counts)))
     sums = np.maximum(np.add.reduceat(counts, starts), 0.0)
     length = np.diff(np.append(starts, len(counts)))
     total = float(sums.sum())
-    inner = np.repeat(
-        sums / length * (inside / total) if total > 0 else np.full(len(sums), inside / len(counts)), length
-    )
-    upper = float(np.clip(mean - inner @ VALUES[2:-1], 0.0, 1 - inside))
-    return np.concatenate([[0.0, 1 - inside - upper], inner, [upper]])
+    each = sums / length * (share / total) if total > 0 else np.full(len(sums), share / len(counts))
+    return np.repeat(each, length)
 
 
 def shape(mass: Array) -> tuple[Array, Array]:
@@ -199,12 +225,17 @@ def shape(mass: Array) -> tuple[Array, Array]:
     line = np.stack([np.ones(CELLS), VALUES], axis=1)
     moments = line.T @ (mass[:, None] * line) + 1e-12 * np.eye(2)
     away = np.eye(CELLS) - line @ np.linalg.solve(moments, line.T * mass)
-    prior = away @ PRIOR @ away.T
+    prior = PRIOR.copy()
+    inner = mass[2:-1] / max(float(mass[2:-1].sum()), 1e-12)
+    ranks = np.concatenate([[0.0], np.cumsum(inner) - inner / 2, [1.0]])
+    prior[1:, 1:] += _RANK * _steps(np.minimum(ranks, 1 - 1e-9), _RANK_LEVELS)
+    prior = away @ prior @ away.T
     root = np.sqrt(mass)
-    variances, vectors = np.linalg.eigh(prior * root * root[:, None])
+    used = np.flatnonzero(mass > 0)
+    variances, vectors = np.linalg.eigh((prior * root * root[:, None])[np.ix_(used, used)])
     known = variances > _SMALLEST
     variances, vectors = variances[known][::-1], vectors[:, known][:, ::-1]
-    matrix = (prior * root) @ (vectors / np.sqrt(variances))
+    matrix = (prior * root)[:, used] @ (vectors / np.sqrt(variances))
     matrix[0] = 0.0
     return matrix, variances
 
@@ -244,8 +275,12 @@ def products(asked: tuple[int, ...], shares: tuple[float, ...]) -> tuple[Array, 
     return np.vstack([np.zeros((1, inner.shape[1])), inner]), np.array(variances)
 
 
-def grown(mass: Array, effects: Array, trees: int, part: float) -> tuple[list[ObliviousTree], list[Array]]:
-    """Return trees whose questions are about features of large effect, and their variances.
+def grown(
+    mass: Array, effects: Array, trees: int, part: float
+) -> tuple[list[ObliviousTree], list[Array], float]:
+    """Return trees whose questions are about features of large effect, their variances, and a factor.
+
+    The factor is the largest variance of all coordinates in one direction, in units of that of one.
 
     ``mass`` holds the shares of every feature's codes, ``effects`` the deviation of its shape, and ``part``
     is what all coordinates together add to E|z|². The draws are public: always the same.
@@ -255,7 +290,7 @@ def grown(mass: Array, effects: Array, trees: int, part: float) -> tuple[list[Ob
     able = ((upper > low) & (upper < high)).any(axis=1)
     chances = np.where(able, np.maximum(effects, 0.0), 0.0)
     if np.count_nonzero(chances) < 2:
-        return [], []
+        return [], [], 1.0
     chances = chances / chances.sum()
     found, variances = [], []
     features = np.searchsorted(np.cumsum(chances)[:-1], drawn("features", trees, DEPTH))
@@ -270,11 +305,10 @@ def grown(mass: Array, effects: Array, trees: int, part: float) -> tuple[list[Ob
             found.append(ObliviousTree(asked, above, matrix))
             variances.append(variance)
     if not found:
-        return [], []
+        return [], [], 1.0
     factor = part / max(float(sum(v.sum() for v in variances)), 1.0)
-    top = _largest(found, mass)
     scaled = [ObliviousTree(tree.asked, tree.above, tree.matrix * math.sqrt(factor)) for tree in found]
-    return scaled, [np.full_like(v, factor * top) for v in variances]
+    return scaled, [factor * v for v in variances], _largest(found, mass)
 
 
 def _largest(trees: list[ObliviousTree], mass: Array) -> float:

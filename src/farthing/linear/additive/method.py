@@ -12,9 +12,11 @@ linear. Shares of μ² go to
 1. norms, means and second moments of the linear coordinates, as in `farthing.linear.methods.descent`;
 2. how many features of a record lie strictly between their bounds: its 0.9-quantile q bounds the next answer.
    One-hot columns never do, so a table of categories costs nothing here;
-3. the histograms of all features on public cells, each record's counts shrunk to norm √q;
-4. `STEPS` gradients in linear coordinates, shapes and, from `SPROUT` of the steps on, trees, whose questions
-   are drawn among the features whose shapes vary most so far;
+3. the histograms of all features on public cells, and on blocks of them, each record's counts shrunk to norm
+   √q;
+4. 40 gradients or more in linear coordinates, shapes and, from `SPROUT` of the steps on, trees, whose
+   questions are drawn among the features whose shapes vary most so far. On the way coordinates that noise
+   explains are made smaller, so that the others get less noise (`coordinates`);
 5. for classes the length of the weights, as in `descent`; for numbers the mean and the spread of the target
    first, the mean square of the residuals every few steps, which moves the clipping norm, and at the end how
    far predictions agree with the target, by which they are shortened.
@@ -22,9 +24,11 @@ linear. Shares of μ² go to
 The guarantee is that of Gaussian DP: every answer is a Gaussian mechanism on a sum of contributions clipped
 to its bound, chosen from earlier answers, with Σμᵢ² <= μ² fixed ahead: μ-GDP by adaptive composition (Dong,
 Roth & Su 2022, Cor. 3.3), under add-remove, zero-out and replace-one alike, per record, against anyone who
-sees all of it. Cells, priors and the draws of questions are public. The number of records is public.
+sees all of it. Cells and the draws of questions are public; priors, coordinates and their scales follow from
+earlier answers. The number of records is public.
 
-Constants were chosen on BANK, IPUMS-BR, California housing, MAGIC telescope, bike sharing and diamonds.
+Constants were chosen on BANK, IPUMS-BR, California housing, MAGIC telescope, bike sharing, diamonds, KDD
+census income and us_cps_income.
 
 >>> import farthing as ft
 >>> from farthing.data.tables import Table
@@ -52,12 +56,12 @@ from farthing import validate
 from farthing.data.tables import Features
 from farthing.ledger.ledger import Ledger
 from farthing.linear.additive import basis
-from farthing.linear.additive.basis import CELLS, VALUES, Cell
+from farthing.linear.additive.basis import BLOCKS, CELLS, VALUES, Cell
+from farthing.linear.additive.coordinates import AVERAGED, WEIGHED, Coordinates
 from farthing.linear.additive.sums import (
     Agreement,
     Crowded,
     GroupedSpace,
-    GroupGradient,
     Histograms,
     Inside,
     Length,
@@ -69,7 +73,7 @@ from farthing.linear.additive.sums import (
 from farthing.linear.budget_schedule import BudgetSchedule
 from farthing.linear.losses import Loss, Squared
 from farthing.linear.methods import descent
-from farthing.linear.methods.descent import FACTORS, GRID, INTERCEPT, MARGIN, MOMENTUM
+from farthing.linear.methods.descent import FACTORS, GRID, MARGIN
 from farthing.linear.methods.leastsquares import least_squares, target
 from farthing.linear.problem import Problem
 from farthing.queries.bounds import ClipNorm, ClipValue
@@ -86,13 +90,13 @@ NORMS, MOMENTS, CROWDS, INSIDE, COUNTS, LENGTH, MISFIT = (
     0.03,
     0.04,
 )  # shares of μ²
-STEPS, AVERAGED, SPROUT = 40, 0.5, 0.35
-STRENGTH = 600.0  # μ n at which the prior of a shape has variance 1 a level
+SPROUT = 0.35  # of the steps, when trees begin
+STRENGTH, STRONGEST = 300.0, 4.0  # μ n at which the prior of a shape has variance 1 a level; the largest
 WORTH, MANY = 250.0, 60  # the μ n that shapes and trees need, and the number of trees
 FOREST = 1.0  # the part of E|z|² that trees add, where the budget is large
 TARGET = 0.01  # of μ² each, for the mean and the spread of a target
 AGREED = 3.0  # the clipping norm of margin times target, in units of the target's variance
-LOGIT_NOISE, TARGET_NOISE, LONGEST, OFTEN = 2.5, 1.2, 5.0, 8
+OFTEN = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,14 +135,11 @@ def additive(ledger: Ledger, problem: Problem, *, trees: int | None = None) -> I
     """
     schedule, d = BudgetSchedule(ledger, problem.records), problem.width
     shaped, trees, why = _chosen(schedule, trees)
-    worth = 1 / schedule.deviation(1.0, ClipNorm(1.0))
-    if not shaped and (not isinstance(problem.loss, Squared) or worth < descent.LITTLE):
+    if not shaped:
         yield from _linear(ledger, problem, why)
         return
-    numbers, left = (
-        isinstance(problem.loss, Squared),
-        1 - NORMS - MOMENTS - shaped * (CROWDS + INSIDE + COUNTS),
-    )
+    numbers = isinstance(problem.loss, Squared)
+    left = 1 - NORMS - MOMENTS - CROWDS - INSIDE - COUNTS
     loss: Loss = problem.loss
     origin = spread = 0.0
     if numbers:
@@ -150,50 +151,33 @@ def additive(ledger: Ledger, problem: Problem, *, trees: int | None = None) -> I
     radius = problem.radius * float(GRID[descent.median(counts)])
     mean, scale, variances, directions = descent.standardised(schedule, MOMENTS, problem, radius, Whole)
     reach = 1 / schedule.deviation(1.0, ClipNorm(1.0))  # μ n
-    mass, known = (
-        _histograms(schedule, d, mean * radius) if shaped else (np.zeros((d, CELLS)), np.zeros(d, np.bool_))
-    )
-    shapes, spreads = _shapes(mass, known, reach / STRENGTH)
-    size = d + float(sum(v.sum() for v in spreads))
-    height = INTERCEPT * math.sqrt(size)
-    features = Features(d, mean * radius, scale / radius, height)
+    mass, known = _histograms(schedule, d, mean * radius)
+    shapes, spreads = _shapes(mass, known, min(reach / STRENGTH, STRONGEST))
     clear = not numbers and schedule.deviation(LENGTH / len(FACTORS), MARGIN) < descent.CLEAR
     left -= LENGTH if clear else 0.0
-    pace = Pace(schedule, loss, left, size)
-    rates = np.concatenate([np.full(d, pace.rate), [pace.constant(height)], *map(pace.rates, spreads)])
-    longer = pace.rates(variances) / pace.rate - 1
-    space, w = GroupedSpace(features, tuple(shapes)), problem.zeros(len(rates))
-    velocity, total, count, rms = np.zeros_like(w), np.zeros_like(w), 0, 1.0
-    noises: list[float] = []
+    features = Features(d, mean * radius, scale / radius)
+    covariance = _covariance(variances, directions)
+    descending = Coordinates(schedule, problem, loss, left, features, covariance, shapes, spreads)
+    steps, rms = descending.pace.steps, 1.0
 
     def made(w: Array) -> AdditiveModel:
-        return model(space, w, _effects(space, mass, w), origin, spread, why)
+        return model(descending.space, w, _effects(descending.space, mass, w), origin, spread, why)
 
-    asked = {pace.steps * k // OFTEN for k in range(1, OFTEN)}  # when residuals are measured
-    for t in range(1, pace.steps + 1):
-        if trees and t == round(pace.steps * SPROUT) + 1:
-            effects = _effects(space, mass, w)
-            part = FOREST * size * min(1.0, reach / size / 100)
-            forest, more_spreads = basis.grown(mass, effects, trees, part)
-            spreads = [*spreads, *more_spreads]
-            space = GroupedSpace(features, (*shapes, *forest))
-            pace, more = Pace(schedule, loss, left, size + part, pace.steps), sum(map(len, more_spreads))
-            rates = np.concatenate([rates, *map(pace.rates, more_spreads)])
-            w, velocity, total = (_longer(each, more) for each in (w, velocity, total))
-        slope, noise = schedule.mean(
-            left / pace.steps, GroupGradient(loss, space), ClipNorm(pace.clip * rms), w
-        )
-        slope[:d] += directions @ ((directions.T @ slope[:d]).T * longer).T
-        noises.append(noise)
-        velocity = MOMENTUM * velocity - (slope.T * rates).T
-        w = w + velocity
-        if t > pace.steps * (1 - AVERAGED):
-            total, count = total + w, count + 1
+    asked = {steps * k // OFTEN for k in range(1, OFTEN)}  # when residuals are measured
+    weighed = {round(steps * part) + 1 for part in WEIGHED}
+    for t in range(1, steps + 1):
+        if t in weighed:
+            descending.weigh(rms)
+        if trees and t == round(steps * SPROUT) + 1:
+            part = FOREST * descending.size * min(1.0, reach / descending.size / 100)
+            effects = _effects(descending.space, mass, descending.w)
+            descending.grow(*basis.grown(mass, effects, trees, part))
+        descending.step(rms, t > steps * (1 - AVERAGED))
         if numbers and t in asked:
-            rms = _falling(schedule, Misfit(loss, space, rms), w, rms)
-        if t < pace.steps:
-            yield Step(t, made(total / count if count else w), schedule.receipts())
-    w = shrunk(space, total / count, spreads, rates, np.array(noises), loss.curvature)
+            rms = _falling(schedule, Misfit(loss, descending.space, rms), descending.w, rms)
+        if t < steps:
+            yield Step(t, made(descending.found), schedule.receipts())
+    w, space = descending.shrunk(rms), descending.space
     if not numbers and not clear:
         w = descent.SHORTER * w
     if numbers:
@@ -204,7 +188,14 @@ def additive(ledger: Ledger, problem: Problem, *, trees: int | None = None) -> I
             slope, noise = schedule.mean(LENGTH / len(FACTORS), Length(loss, space), MARGIN, w)
             if abs(slope[0]) > noise:
                 w = w * factor ** float(-np.sign(slope[0]))
-    yield Step(pace.steps, made(w), schedule.receipts())
+    yield Step(steps, made(w), schedule.receipts())
+
+
+def _covariance(variances: Array, directions: Array) -> Array | None:
+    """Return the covariance of standardised features from its known directions; in others it is 1."""
+    if not directions.shape[1]:
+        return None
+    return np.asarray(np.eye(len(directions)) + (directions * (variances - 1)) @ directions.T)
 
 
 def _linear(ledger: Ledger, problem: Problem, why: str) -> Iterator[Step]:
@@ -230,83 +221,6 @@ def _chosen(schedule: BudgetSchedule, trees: int | None) -> tuple[bool, int, str
     return worth >= WORTH, MANY if worth >= WORTH else 0, why
 
 
-class Pace:
-    """How far and how often to step, by the rules of `descent` for coordinates with E|z|² = ``size``."""
-
-    def __init__(
-        self, schedule: BudgetSchedule, loss: Loss, part: float, size: float, steps: int | None = None
-    ) -> None:
-        self.curvature, typical = loss.curvature, math.sqrt(size * (1 + INTERCEPT**2))
-        reach = 1 / (schedule.deviation(1.0, ClipNorm(1.0)) * size)  # μ n a coordinate
-        clip = float(np.clip(reach / 150, 0.4, max(2.0, math.sqrt(reach / 250))))
-        self.clip = clip * min(loss.slope, 1.5) * typical
-        noise = schedule.deviation(part / STEPS, ClipNorm(self.clip)) * math.sqrt(STEPS)
-        self.reach = (1 - MOMENTUM) / noise
-        noisy = LOGIT_NOISE if math.isfinite(loss.slope) else TARGET_NOISE
-        self.most = noisy * min(1.0, reach) * self.reach / typical
-        more = float(np.clip(math.sqrt(self.most * self.curvature), 1.0, LONGEST))
-        self.steps = round(STEPS * more) if steps is None else steps
-        more = self.steps / STEPS
-        self.most, self.reach = self.most / more, self.reach / more
-        self.rate = min(1 / self.curvature, self.most)
-
-    def rates(self, variances: Array) -> Array:
-        """Return the rates of coordinates with these variances."""
-        return np.minimum(self.most, 1 / (self.curvature * variances))
-
-    def constant(self, height: float) -> float:
-        """Return the rate of the constant."""
-        return min(1 / (self.curvature * height**2), 2 * self.reach / height)
-
-
-def shrunk(
-    space: GroupedSpace, w: Array, spreads: list[Array], rates: Array, noises: Array, curvature: float
-) -> Array:
-    """Return weights with each group shortened by the share of its length that noise explains.
-
-    James & Stein's factor 1 - E|noise|² / |w|², at least 0, lengths being those of the group's part of the
-    margin. The noise is that of the steps, sent through their recursion with this curvature: public numbers.
-    """
-    w, place = w.copy(), space.features.size
-    for group, spread in zip(space.groups, spreads, strict=True):
-        here = slice(place, place + group.matrix.shape[1])
-        found = residue(rates[here], curvature * spread, noises)
-        noise = float((spread * found).sum()) * math.prod(w.shape[1:])
-        length = float((spread * np.square(w[here]).T).sum())
-        w[here] *= max(0.0, 1 - noise / length) if length > 0 else 0.0
-        place = here.stop
-    return w
-
-
-def residue(rates: Array, curvatures: Array, noises: Array) -> Array:
-    """Return the variance that noise leaves on averaged weights: on each, by its rate and its curvature.
-
-    >>> bool(np.isclose(residue(np.ones(1), np.ones(1), np.array([0.0, 3.0]))[0], 9.0))
-    True
-    """
-    steps, first = len(noises), len(noises) * (1 - AVERAGED)
-    response, slope = (
-        np.zeros(len(rates)),
-        np.zeros(len(rates)),
-    )  # of w and its velocity to noise `age` steps ago
-    mean, total = np.zeros((steps + 1, len(rates))), np.zeros(len(rates))
-    for age in range(1, steps + 1):
-        slope = MOMENTUM * slope - rates * (1.0 if age == 1 else curvatures * response)
-        response = response + slope
-        total = total + response
-        mean[age] = total  # the sum of the responses 1 to `age`
-    parts = np.zeros(len(rates))
-    averaged = steps - math.floor(first)
-    for t, noise in enumerate(noises, start=1):
-        early = max(math.floor(first) + 1 - t, 0)  # responses before the average begins
-        parts += np.square((mean[steps - t + 1] - mean[min(early, steps)]) / averaged * noise)
-    return parts
-
-
-def _longer(w: Array, more: int) -> Array:
-    return np.concatenate([w, np.zeros((more, *w.shape[1:]))])
-
-
 def _histograms(schedule: BudgetSchedule, d: int, mean: Array) -> tuple[Array, NDArray[np.bool_]]:
     """Return the share of every code of every feature, and which features stand out of the noise."""
     grid = most_inside(d)
@@ -316,9 +230,11 @@ def _histograms(schedule: BudgetSchedule, d: int, mean: Array) -> tuple[Array, N
     bound = ClipNorm(math.sqrt(max(most, 1)))
     inside, noise = schedule.mean(INSIDE, Inside(d), bound)
     known = inside > 3 * noise
-    counts, noise = schedule.mean(COUNTS, Histograms(d), bound)
-    rows = zip(counts, inside * known, mean, strict=True)
-    return np.stack([basis.masses(row, share, noise, m) for row, share, m in rows]), known
+    blocks, rough = schedule.mean(COUNTS / 2, Histograms(d, BLOCKS), bound)
+    counts, noise = schedule.mean(COUNTS / 2, Histograms(d), bound)
+    rows = zip(blocks, counts, inside * known, mean, strict=True)
+    found = [basis.masses((block, row), share, (rough, noise), m) for block, row, share, m in rows]
+    return np.stack(found), known
 
 
 def _shapes(mass: Array, known: NDArray[np.bool_], strength: float) -> tuple[list[Cell], list[Array]]:

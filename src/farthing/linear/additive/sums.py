@@ -240,19 +240,23 @@ class Crowded:
 
 @dataclass(frozen=True, slots=True)
 class Histograms:
-    """The number of records in each inner cell of each feature; a record with many is shrunk (`ClipNorm`)."""
+    """The number of records in each block of inner cells of each feature, by default in each cell.
+
+    A record with many features between their bounds is shrunk (`ClipNorm`). It lies in one block a feature.
+    """
 
     features: int
+    starts: tuple[int, ...] = tuple(range(CELLS - 3))
     honours: ClassVar[tuple[str, ...]] = (Kind.NORM,)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.features, CELLS - 3)
+        return (self.features, len(self.starts))
 
     def bounded_sum(self, records: Binned, w: Any, bound: ClipNorm) -> Array:
         weights = _weights(records, bound)
         rows = [counted(records, codes, weights, CELLS)[2:-1] for codes in records.features]
-        return np.stack(rows)
+        return np.add.reduceat(np.stack(rows), self.starts, axis=1)
 
 
 @dataclass(frozen=True, slots=True)
