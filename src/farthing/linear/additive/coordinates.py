@@ -127,7 +127,8 @@ class Coordinates:
         self.schedule, self.loss, self.part, self.covariance = schedule, loss, part, covariance
         self.bare, self.height, self.records = features, 1.0, problem.records
         self.lines, self.groups, self.variances = np.ones(problem.width), list(groups), list(variances)
-        self.shares, self.alike, self._steps = [1.0] * len(groups), [1.0] * len(groups), None
+        self.shares, self.alike = [1.0] * len(groups), [1.0] * len(groups)
+        self._steps: int | None = None
         self.w: Array = problem.zeros(problem.width + 1 + sum(map(len, variances)))
         self.velocity, self.total, self.count = np.zeros_like(self.w), np.zeros_like(self.w), 0
         self.residue, self.classes = Residue(len(self.w)), math.isfinite(loss.slope)
@@ -147,7 +148,7 @@ class Coordinates:
         groups = tuple(replace(group, matrix=group.matrix * math.sqrt(share)) for group, share in pairs)
         self.space = GroupedSpace(features, groups)
         self.pace = Pace(self.schedule, self.loss, self.part, self.size, steps)
-        self._steps: int | None = self.pace.steps
+        self._steps = self.pace.steps
         self.spread = np.concatenate([self.lines, [height**2], *spreads])
         joint = [spread * like for spread, like in zip(spreads, self.alike, strict=True)]
         steepest = np.concatenate([self.lines, [height**2], *joint])
