@@ -151,8 +151,8 @@ class Coordinates:
         self._steps = self.pace.steps
         self.spread = np.concatenate([self.lines, [height**2], *spreads])
         joint = [spread * like for spread, like in zip(spreads, self.alike, strict=True)]
-        steepest = np.concatenate([self.lines, [height**2], *joint])
-        self.rates = self.pace.rates(steepest)
+        self.steepest = np.concatenate([self.lines, [height**2], *joint])
+        self.rates = self.pace.rates(self.steepest)
         self.rates[d] = self.pace.constant(height)
         self.turned: Array | None = None
         if self.covariance is not None:
@@ -178,7 +178,7 @@ class Coordinates:
         self.velocity = MOMENTUM * self.velocity - move
         self.w = self.w + self.velocity
         curvature = self.loss.curvature * (TYPICAL if self.classes else 1.0)
-        self.residue.step(self.rates, curvature * self.spread, noise, averaged)
+        self.residue.step(self.rates, curvature * self.steepest, noise, averaged)
         if averaged:
             self.total, self.count = self.total + self.w, self.count + 1
 
