@@ -39,10 +39,30 @@ def test_exact_is_exact_and_leaves_things_as_they_were(settings, matmul, conv):
     assert [place.fp32_precision for place in settings] == [matmul, conv]
 
 
-def test_what_a_cpu_does_is_exact():
-    assert not coarse(torch.device("cpu"))
-    with exact(torch.device("cpu")):
-        pass
+CPU_SETTINGS = torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv
+
+
+@pytest.mark.parametrize("route", ["fast", "vmap"])
+def test_sums_on_a_cpu_are_exact_where_bfloat16_is_allowed(route, monkeypatch):
+    part, seen, before = Gradient._sum_of, [], [place.fp32_precision for place in CPU_SETTINGS]
+
+    def looked_at(*arguments):
+        seen.extend(place.fp32_precision for place in CPU_SETTINGS)
+        return part(*arguments)
+
+    monkeypatch.setattr(Gradient, "_sum_of", looked_at)
+    torch.set_float32_matmul_precision("medium")  # bfloat16 where a processor multiplies it
+    CPU_SETTINGS[1].fp32_precision = "bf16"
+    try:
+        batch = Examples((torch.ones(6, 3), torch.zeros(6, 1))).take(slice(None))
+        gradient = Gradient(nn.Linear(3, 1), lambda outputs, y: (outputs - y).square().sum(1), route=route)
+        gradient.bounded_sum(batch, None, ClipNorm(1.0))
+        assert set(seen) == {"ieee"}
+        assert [place.fp32_precision for place in CPU_SETTINGS] == ["bf16", "bf16"]
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        for place, old in zip(CPU_SETTINGS, before, strict=True):
+            place.fp32_precision = old
 
 
 def test_the_older_switch_counts_as_well(settings):

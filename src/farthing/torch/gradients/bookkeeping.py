@@ -152,8 +152,8 @@ class Gradient:
     def bounded_sum(self, batch: Any, w: Any, bound: Any) -> Tensor:
         """Return the flat sum of bounded gradients; ``w`` is not used, the model holds its weights."""
         try:
-            wall = self._wall if self._wall is not None else nullcontext()
-            with self.plain.running(), wall, totals.among(len(batch)):
+            wall, full = self._wall or nullcontext(), totals.exact_on_cpu(self._first.device)
+            with self.plain.running(), wall, full, totals.among(len(batch)):
                 return self._summed(batch, bound)
         except torch.OutOfMemoryError:  # how much was asked for would tell how many were drawn
             raise OutOfMemory(

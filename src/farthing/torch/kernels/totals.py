@@ -41,7 +41,8 @@ Matrix products in the order in which a CPU is quick: its libraries want the wid
 A result with a few columns leaves vector registers half empty; its transpose does not. Both give the same
 sums, to rounding.
 
-How precisely a GPU multiplies float32: it may round factors to ten bits (TF32) where that is allowed.
+How precisely a device multiplies float32: a GPU may round factors to ten bits (TF32) where that is allowed,
+and a CPU with matrix units to seven (bfloat16). Sums on a CPU are `exact` as a whole.
 
 A norm and the sum that it bounds may be found in different ways. Where both are coarse they differ by what
 their products lose, and norms are rounded up by that; where that is not done, both are made `exact`.
@@ -49,8 +50,8 @@ their products lose, and norms are rounded up by that; where that is not done, b
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, cast
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,22 +72,33 @@ def coarse(device: torch.device) -> bool:
 
 @contextmanager
 def exact(device: torch.device) -> Iterator[None]:
-    """Products and convolutions on a GPU in full float32."""
-    if device.type != "cuda":
-        yield
-        return
-    kinds: tuple[Any, Any] = torch.backends.cuda.matmul, torch.backends.cudnn
-    name, full = "allow_tf32", cast(Any, False)  # before PyTorch 2.9
-    if hasattr(kinds[0], "fp32_precision"):
-        kinds, name, full = (kinds[0], kinds[1].conv), "fp32_precision", "ieee"
-    before = [getattr(kind, name) for kind in kinds]
+    """Products and convolutions in full float32: a GPU may be allowed TF32, and a CPU bfloat16."""
+    settings = _precisions(device)
+    before = [getattr(kind, name) for kind, name, _ in settings]
     try:
-        for kind in kinds:
+        for kind, name, full in settings:
             setattr(kind, name, full)
         yield
     finally:
-        for kind, old in zip(kinds, before, strict=True):
+        for (kind, name, _), old in zip(settings, before, strict=True):
             setattr(kind, name, old)
+
+
+def exact_on_cpu(device: torch.device) -> AbstractContextManager[None]:
+    """Products and convolutions on a CPU in full float32, whatever PyTorch is allowed; GPUs as they are."""
+    return exact(device) if device.type == "cpu" else nullcontext()
+
+
+def _precisions(device: torch.device) -> list[tuple[Any, str, Any]]:
+    """Return the settings of how a device rounds factors of float32: an object, a name, the exact value."""
+    if device.type not in ("cuda", "cpu"):
+        return []
+    own: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
+    if not hasattr(getattr(own, "matmul", None), "fp32_precision"):  # before PyTorch 2.9
+        cuda = (torch.backends.cuda.matmul, torch.backends.cudnn) if device.type == "cuda" else ()
+        return [(kind, "allow_tf32", False) for kind in cuda]
+    conv = torch.backends.cudnn.conv if device.type == "cuda" else own.conv
+    return [(kind, "fp32_precision", "ieee") for kind in (own.matmul, conv)]
 
 
 SLACK = 2.0**-7  # of the clip
