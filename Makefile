@@ -85,7 +85,7 @@ docs: $(VENV)/.docs
 	@echo "site/index.html"
 
 # Those that train networks need PyTorch.
-reproduce: $(VENV)/$(if $(filter-out adadp-figure-1,$(filter adadp-% %-recipe adapting correlated federated-networks,$(NAME))),.torch,.report)
+reproduce: $(VENV)/$(if $(filter-out adadp-figure-1,$(filter adadp-% %-recipe adapting correlated federated-cifar10 federated-networks,$(NAME))),.torch,.report)
 	$(BIN)/python -m experiments $(NAME) $(if $(SMALL),--small)
 
 clean:

@@ -22,6 +22,7 @@ NAMES = (
     "adadp-table-2",
     "adapting",
     "correlated",
+    "federated-cifar10",
     "federated-networks",
     "mnist-recipe",
     "cifar10-recipe",
