@@ -34,7 +34,16 @@ import farthing as ft
 from farthing.data.schema import find
 
 DELTA = 1e-8
-CHOSEN_ON = ("bank", "ipums-br", "telescope", "california", "bike", "diamonds")
+CHOSEN_ON = (
+    "bank",
+    "ipums-br",
+    "telescope",
+    "california",
+    "bike",
+    "diamonds",
+    "census",
+    "us_cps_income",
+)
 Table = tuple[Any, Any]
 
 
