@@ -22,6 +22,7 @@ import argparse
 import json
 import os
 import resource
+import signal
 import socket
 import statistics
 import sys
@@ -169,6 +170,12 @@ def started(count: int) -> tuple[float, float]:
             while children["serve"].running:
                 time.sleep(0.05)
             seconds, code = time.monotonic() - began, children["serve"].code
+            for child in children.values():  # processes that end in order have their CPU time counted
+                if child.running and child.pid is not None:
+                    os.kill(child.pid, signal.SIGTERM)
+            until = time.monotonic() + 60
+            while any(child.running for child in children.values()) and time.monotonic() < until:
+                time.sleep(0.1)
         finally:
             for child in children.values():
                 child.stop()
