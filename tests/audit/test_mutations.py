@@ -403,18 +403,23 @@ def _(original):
     return lambda self, rows: original(replace(self, order=2), rows)
 
 
-@bug("bias column not clipped", "contributions", tables.Table, "_shrunk")
+@bug("bias column not clipped", "contributions", tables.Table, "_known")
 def _(original):
-    def shrunk(self, size, norm, features, place):
-        left = np.sqrt(np.maximum(np.square(norm) - features.intercept**2, 0.0))
-        return original(self, size, left, features, place)
+    def known(self, features):
+        unit, shrink, norm = original(self, features)
+        bias = features.intercept if shrink is None else features.intercept * shrink
+        return unit, shrink, np.sqrt(np.maximum(np.square(norm) - np.square(bias), 0.0))
 
-    return shrunk
+    return known
 
 
-@bug("rows not shrunk to their radius", "contributions", tables.Table, "_shrunk")
+@bug("rows not shrunk to their radius", "contributions", tables.Table, "_known")
 def _(original):
-    return lambda self, size, norm, features, place: (None, original(self, size, norm, features, place)[1])
+    def known(self, features):
+        unit, _, norm = original(self, features)
+        return unit, None, norm
+
+    return known
 
 
 @bug("a replaced record moves a sum by one clip", "sensitivities", bounds, "_twice_if_replaced")

@@ -28,8 +28,8 @@ def _refused_values(original):
 
 
 def _refused_labels(original):
-    def codes(y, classes):
-        found = original(y, classes)
+    def codes(y, classes, filed=False):
+        found = original(y, classes, filed)
         if not np.isfinite(found).all():
             raise InvalidValue(f"undeclared labels {y[~np.isfinite(found)]}")
         return found

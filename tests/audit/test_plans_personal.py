@@ -25,8 +25,8 @@ def test_each_levels_claim_stands_and_is_nearly_reached(way):
 
 
 def test_swapped_rates_break_the_smaller_claim(monkeypatch):
-    def swapped(self, records, stream):
-        return draw(Personal(self.sampling_rates[::-1], self.weights), records, stream)
+    def swapped(self, records, stream, turn):
+        return draw(Personal(self.sampling_rates[::-1], self.weights), records, stream, turn)
 
     draw = Personal.draw_from
     monkeypatch.setattr(Personal, "draw_from", swapped)
@@ -43,9 +43,9 @@ def test_lost_weights_break_the_smaller_claim(monkeypatch):
 
 
 def test_a_larger_rate_than_was_priced_is_noticed(monkeypatch):
-    def more(self, records, stream):
+    def more(self, records, stream, turn):
         rates = tuple(min(1.0, 3 * rate) for rate in self.sampling_rates)
-        return draw(Personal(rates), records, stream)
+        return draw(Personal(rates), records, stream, turn)
 
     draw = Personal.draw_from
     monkeypatch.setattr(Personal, "draw_from", more)

@@ -1,13 +1,15 @@
 """Norms from Gram matrices and of rows, where float32 ends."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
 
 from farthing.torch.gradients.convolution import Windows
 from farthing.torch.gradients.joint_terms import SumTerm
-from farthing.torch.gradients.terms import Factor, Lookup, Outer, Route, contracted
-from farthing.torch.kernels import totals
+from farthing.torch.gradients.terms import Factor, Lookup, Outer, Route, RowTerms, contracted
+from farthing.torch.kernels import blocks, totals
 
 
 def gram(side):
@@ -86,6 +88,31 @@ def test_what_one_use_of_a_matrix_takes_back_does_not_round_the_others():
     term, out = tied(), torch.full((60,), 2.0**-10)
     term.product(torch.ones(1), out)
     assert torch.equal(out, 2.0**-10 + torch.tensor([3.0, 0.0]).repeat_interleave(30))
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+@pytest.mark.parametrize("kind", ["rows", "lookup"])
+def test_uses_of_a_matrix_that_cancel_are_summed_as_they_are_measured(kind, blocked):
+    """One use of 300 examples is a thousand times as long as all of it, and goes all one way."""
+    torch.manual_seed(0)
+    examples, height, width = 300, 20, 64
+    u, v = torch.zeros(examples, 1, height), 1000 * (1 + torch.rand(examples, 1, width))
+    u[:, :, 0] = 1.0
+    small = torch.rand(examples, 1, width)
+    outer = Outer(Factor(u), Factor(v))
+    if kind == "rows":
+        back = RowTerms((u.transpose(1, 2) * (small - v)).flatten(1))
+    else:
+        back = Lookup(torch.zeros(examples, 1, dtype=torch.long), Factor(small - v), height)
+    term, factors, out = SumTerm.of([outer, back]), 1 + torch.rand(examples), torch.zeros(height * width)
+    norms = term.norms()
+    exact = (v.double() + (small - v).double())[:, 0] * factors.double()[:, None]
+    with blocks.blocked((150, 150), expected=300, count=2) if blocked else nullcontext():
+        term.add(factors, out)
+    error = (out.view(height, width)[0].double() - exact.sum(0)).norm()
+    most = float((norms * factors).max())
+    assert error <= 2.0**-10 * most, (error, most)
+    assert not out.view(height, width)[1:].any()
 
 
 @pytest.mark.parametrize("kind", ["float32", "tied"])

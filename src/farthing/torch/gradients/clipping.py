@@ -469,7 +469,9 @@ def _refuse_longer(rule: ClipRule) -> None:
     A gradient of 2³⁰ numbers whose squares vanish in float32 has the norm 2⁻⁴⁸ and is taken for zero: factors
     without an upper limit (clip / norm) would make it as long as any.
     """
-    norms = torch.cat([torch.zeros(1), torch.logspace(-126, 126, 1009, base=2.0, dtype=torch.float32)])
+    norms = torch.cat(
+        [torch.zeros(1, dtype=torch.float32), torch.logspace(-126, 126, 1009, base=2.0, dtype=torch.float32)]
+    )
     longest = rule.factors(norms, rule.live_clip(norms.device)).double() * (norms.double() + _LOST)
     broken = longest.abs() > rule.largest_norm * _PROMISED
     if bool(broken.any()):

@@ -1,7 +1,5 @@
 """Terms that are made of several: all uses of one parameter, or consecutive parts of it."""
 
-from contextlib import nullcontext
-
 import torch
 from torch import Tensor
 
@@ -55,20 +53,24 @@ class SumTerm(Term):
         return torch.stack([term.largest() for term in self.terms]).sum(0)
 
     def product(self, factors: Tensor, out: Tensor) -> None:
-        with nullcontext() if self._pair() else exact(self.device):
-            match self.terms:
-                case [Outer() as outer, Lookup() as lookup]:  # a large table, some rows at a time
-                    table = out.view(lookup.height, lookup.width)
-                    for some in totals.slabs(*table.shape):
-                        wide = torch.zeros_like(table[some], dtype=torch.float64)
-                        outer.product(factors, wide, some)
-                        lookup.product(factors, wide, some)
-                        table[some] += wide
-                case _:
-                    wide = torch.zeros_like(out, dtype=torch.float64)  # one use may take back another's
-                    for term in self.terms:
-                        term.product(factors, wide)
-                    out += wide
+        """out += Σ factor · gradient.
+
+        One use may take back another's, so that each alone is far longer than what was measured: their sums
+        are added in float64, or rows are made again and summed as they were measured.
+        """
+        if pair := self._pair():  # a large table, some rows at a time
+            table = out.view(pair[1].height, pair[1].width)
+            for some in totals.slabs(*table.shape):
+                wide = torch.zeros_like(table[some], dtype=torch.float64)
+                for use in pair:
+                    use.product(factors, wide, some)
+                table[some] += wide
+            return
+        with exact(self.device):
+            wide = torch.zeros_like(out, dtype=torch.float64)
+            for part in self.parts():
+                wide += totals.weighted(self.rows(part), factors[part])
+            out += wide
 
     def only(self, good: Tensor) -> None:
         for term in self.terms:

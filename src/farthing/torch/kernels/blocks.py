@@ -161,13 +161,18 @@ def some_blocks(examples: int) -> Iterator[None]:
 
 
 def product(
-    u: Tensor, v: Tensor, examples: int, wide: Tensor | None = None, out: Tensor | None = None
+    u: Tensor,
+    v: Tensor,
+    examples: int,
+    wide: Tensor | None = None,
+    out: Tensor | None = None,
+    double: bool = False,
 ) -> Tensor:
     """uᵀ v block by block, in float64 where that is as quick, or blocks are unknown.
 
-    See `farthing.torch.kernels.totals.product` for the rows and for ``wide``.
+    See `farthing.torch.kernels.totals.product` for the rows, for ``wide`` and for ``double``.
     """
-    kernels = native.kernels(u.numel()) if _narrow(u, v) else None
+    kernels = native.kernels(u.numel()) if _narrow(u, v) and not double else None
     if kernels is not None:
         found, sizes = _place(out, (u.shape[1], v.shape[1])), (*u.shape, v.shape[1])
         total = _rooms((-(-u.shape[1] // 4) * 4, v.shape[1]))[0]
@@ -183,11 +188,13 @@ def product(
     sums, lengths = _Sums((u.shape[1], v.shape[1]), out), [rows for rows, _ in pieces]
     sides = (torch.split_with_sizes(side, lengths) for side in (u, v))
     for (_, short), left, right in zip(pieces, *sides, strict=True):
-        if short:
-            torch.mm(left.t(), right, out=sums.room())
-        else:
+        if not short:
             sums.add(torch.mm(left.t().double(), right.double()))
-    return sums.whole()
+        elif double:
+            sums.add(torch.mm(left.t(), right))
+        else:
+            torch.mm(left.t(), right, out=sums.room())
+    return sums.wide() if double else sums.whole()
 
 
 def _place(out: Tensor | None, shape: tuple[int, int]) -> Tensor:
@@ -242,6 +249,10 @@ class _Sums:
         """Add a matrix, in float64."""
         self._total.copy_(matrix) if self._empty else self._total.add_(matrix)
         self._empty = False
+
+    def wide(self) -> Tensor:
+        """Return the sum of what was added, in float64, until the next one."""
+        return self._total.zero_() if self._empty else self._total
 
     def whole(self) -> Tensor:
         """Return the sum, rounded once."""

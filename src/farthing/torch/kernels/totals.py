@@ -91,14 +91,14 @@ def exact_on_cpu(device: torch.device) -> AbstractContextManager[None]:
 
 def _precisions(device: torch.device) -> list[tuple[Any, str, Any]]:
     """Return the settings of how a device rounds factors of float32: an object, a name, the exact value."""
-    if device.type not in ("cuda", "cpu"):
-        return []
-    own: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
-    if not hasattr(getattr(own, "matmul", None), "fp32_precision"):  # before PyTorch 2.9
-        cuda = (torch.backends.cuda.matmul, torch.backends.cudnn) if device.type == "cuda" else ()
-        return [(kind, "allow_tf32", False) for kind in cuda]
-    conv = torch.backends.cudnn.conv if device.type == "cuda" else own.conv
-    return [(kind, "fp32_precision", "ieee") for kind in (own.matmul, conv)]
+    backends: Any = torch.backends
+    if device.type == "cuda":
+        products, convolutions = backends.cuda.matmul, backends.cudnn
+        if not hasattr(products, "fp32_precision"):  # before PyTorch 2.9
+            return [(kind, "allow_tf32", False) for kind in (products, convolutions)]
+        return [(kind, "fp32_precision", "ieee") for kind in (products, convolutions.conv)]
+    kinds = [getattr(backends.mkldnn, name, None) for name in ("matmul", "conv")]
+    return [(kind, "fp32_precision", "ieee") for kind in kinds if hasattr(kind, "fp32_precision")]
 
 
 SLACK = 2.0**-7  # of the clip
@@ -153,15 +153,22 @@ def exact64(device: torch.device) -> bool:
 
 
 def product(
-    u: Tensor, v: Tensor, examples: int, out: Tensor | None = None, wide: Tensor | None = None
+    u: Tensor,
+    v: Tensor,
+    examples: int,
+    out: Tensor | None = None,
+    wide: Tensor | None = None,
+    double: bool = False,
 ) -> Tensor:
     """uᵀ v, in ``out`` if it is given: a row of both is an example's term, or one of several.
 
     ``wide`` are the examples of several rows that cancel by more than `blocks.cancelling`; None: unknown.
+    ``double``: the result is added to another that may cancel it, so that on a CPU it is not rounded before.
     """
-    several = examples < len(u)
+    double = double and u.device.type == "cpu"
+    several = examples < len(u) or double
     if blocks.active() and u.device.type == "cpu":
-        return blocks.product(u, v, examples, wide, out)
+        return blocks.product(u, v, examples, wide, out, double)
     if u.dtype is not torch.float32:  # bfloat16, whose products are exact
         found = torch.mm(u.t(), v, out_dtype=torch.float32)
         return found if out is None else out.copy_(found)
@@ -262,21 +269,21 @@ def add_product(
     tensor([[3.],
             [6.]])
     """
-    examples = len(u) if examples is None else examples
+    examples, double = len(u) if examples is None else examples, out.dtype is torch.float64
     if len(u) * len(out) > 4 * _WIDE:  # of a head over many words neither factor nor product is held twice
         for some in slabs(len(out), max(len(u), out.shape[1])):
             product_of = u[:, some], v, examples
-            part = product(*product_of, out[some] if empty else None, wide)
+            part = product(*product_of, out[some] if empty else None, wide, double)
             if not empty:
                 out[some].add_(part)
         return
     if out.device.type == "cpu" and out.shape[1] <= _SHORT and len(out) >= 4 * out.shape[1]:
-        found = product(v, u, examples, wide=wide).t()
+        found = product(v, u, examples, wide=wide, double=double).t()
         out.copy_(found) if empty else out.add_(found)
     elif empty:
         product(u, v, examples, out, wide)
     else:
-        out.add_(product(u, v, examples, wide=wide))
+        out.add_(product(u, v, examples, wide=wide, double=double))
 
 
 def slabs(height: int, width: int) -> list[slice]:

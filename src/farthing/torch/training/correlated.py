@@ -10,8 +10,8 @@ into one batch of each pass, in a secret turn; with bands, in one of the turns o
 >>> from farthing.ledger.ledger import Ledger
 >>> plan = correlated_plan(Ledger(Budget(8.0, 1e-5)), 10_000, "auto", 0.01, None, 400)
 >>> plan.bands, plan.bins, round(plan.noise_multiplier(0), 2)
-(25, 4, 0.88)
->>> plan = correlated_plan(Ledger(Budget(8.0, 1e-5)), 10_000, "auto", 0.01, None, 100)
+(25, 4, 0.83)
+>>> plan = correlated_plan(Ledger(Budget(8.0, 1e-5)), 10_000, "auto", 0.01, None, 100, "poisson")
 >>> plan.bands, plan.buffers, round(plan.noise_multiplier(0), 2)
 (100, 2, 0.6)
 """
