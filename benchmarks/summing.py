@@ -62,9 +62,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
 def plainly() -> Iterator[None]:
     """Sums as a library makes them without a thought of rounding."""
 
-    def product(
-        u: Tensor, v: Tensor, examples: int, out: Tensor | None = None, wide: Tensor | None = None
-    ) -> Tensor:
+    def product(u: Tensor, v: Tensor, examples: int, out: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
         return torch.mm(u.t(), v, out=out)
 
     def weighted(rows: Tensor, factors: Tensor) -> Tensor:
