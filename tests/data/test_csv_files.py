@@ -117,6 +117,8 @@ def test_a_delimiter_may_be_declared(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("a:b,c\n1:2\n")
     assert table(path, ["b,c"], Csv(delimiter=":")) == [{"b,c": ["2"]}]
+    path.write_text("a   b\n 1  22\n333 4\n")
+    assert table(path, ["b"], Csv(delimiter=" ")) == [{"b": ["22", "4"]}]
     for wrong in ("", "ab", '"', "\n"):
         with pytest.raises(InvalidValue, match="one character"):
             Csv(delimiter=wrong)
@@ -160,3 +162,41 @@ def test_gzip_is_known_by_its_content_and_reading_tells_how_far_it_is(tmp_path: 
     assert seen == sorted(seen)
     assert len(seen) > 10
     assert seen[-1] == 1.0
+
+
+def test_text_is_read_as_its_first_bytes_or_the_caller_say(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    text = "a,b\n1,Köln\n"
+    for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"):
+        path.write_bytes(text.encode(encoding))
+        assert table(path, ["b"]) == [{"b": ["Köln"]}], encoding
+    path.write_bytes(text.encode("cp1252"))
+    with pytest.raises(InvalidValue, match="give --encoding"):
+        table(path, ["b"])
+    assert table(path, ["b"], Csv(encoding="cp1252")) == [{"b": ["Köln"]}]
+    path.write_bytes(text.encode("utf-8-sig"))
+    assert table(path, ["a"], Csv(encoding="UTF8")) == [{"a": ["1"]}]
+    for wrong in ("latin-one", "hex"):
+        with pytest.raises(InvalidValue, match="encoding must be one of text"):
+            Csv(encoding=wrong)
+
+
+def test_lines_above_the_header_and_blank_ones_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("\n  \na,b\n\n1,2\n   \n3,4\n")
+    assert table(path, ["a"]) == [{"a": ["1", "3"]}]
+    path.write_text("# made on Monday\nCustomers;;\n\na,b\n1,2\n")
+    assert table(path, ["b"], Csv(header_line=3)) == [{"b": ["2"]}]
+    path.write_text("sep=|\na,c|b\n1,5|2\n")
+    assert table(path, ["a,c", "b"]) == [{"a,c": ["1,5"], "b": ["2"]}]
+    with pytest.raises(InvalidValue, match="line of the header"):
+        Csv(header_line=0)
+
+
+def test_a_mark_at_the_end_of_records_opens_no_cell(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n1,2,\n3,4\n")
+    assert table(path, ["b"]) == [{"b": ["2", "4"]}]
+    path.write_text("a,b\n1,2\n1,2,,\n")
+    with pytest.raises(InvalidValue, match=r"the header, 2 \(record 2 after it"):
+        table(path, ["b"])

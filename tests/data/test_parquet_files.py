@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farthing.data import parquet_files, table_files
+from farthing.data import parquet_files, schema_draft, table_files
 from farthing.data.schema import Categorical, Numeric, Schema
 from farthing.data.splitting import Split
 from farthing.errors import InvalidValue, Unsupported
@@ -201,3 +201,25 @@ def test_without_pyarrow_the_message_says_how_to_get_it(
     (tmp_path / "a").write_bytes(b"PAR1")
     with pytest.raises(Unsupported, match="pip install pyarrow"):
         table_files.read(str(tmp_path / "a"), SCHEMA)
+
+
+def test_a_draft_leaves_out_what_cannot_be_read_and_days_are_those_of_the_zone(
+    arrow: Any, tmp_path: Path
+) -> None:
+    late = [datetime(2019, 12, day, 23, 30) for day in range(1, 25)]
+    path = written(
+        arrow,
+        tmp_path / "a.parquet",
+        when=arrow.array(late, arrow.timestamp("us", tz="Europe/Berlin")),
+        plain=arrow.array(late, arrow.timestamp("us")),
+        parts=arrow.array([[1, 2]] * 24),
+        rich=arrow.array(["no", "yes"] * 12),
+    )
+    drafted, said = schema_draft.draft(path, "rich")
+    assert '"when", "first"' in drafted
+    assert said["parts"].startswith("holds list")
+    with pytest.raises(InvalidValue, match="cannot be the target"):
+        schema_draft.draft(path, "parts")
+    (block,) = parquet_files.columns(path, ["when", "plain"])
+    assert str(block["when"][0]) == "2019-12-02"  # 23:30 in UTC is half past midnight in Berlin
+    assert str(block["plain"][0]) == "2019-12-01"

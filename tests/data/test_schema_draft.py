@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farthing.data import schema_draft
+from farthing.data.csv_files import Csv
 from farthing.data.schema import DRAFTED, Schema
 from farthing.errors import InvalidValue
 
@@ -143,3 +144,87 @@ def test_no_records_no_draft(tmp_path: Path) -> None:
     path.write_text("a,b\n")
     with pytest.raises(InvalidValue, match="has no records"):
         schema_draft.draft(str(path), None)
+
+
+def column(tmp_path: Path, cells: list[str], name: str = "x") -> tuple[dict[str, Any] | None, str]:
+    """The draft of one column, of so many cells, and its remark."""
+    rows = "".join(f'"{cell}",{("no", "yes")[row % 2]}\n' for row, cell in enumerate(cells))
+    found, said = draft(tmp_path / "a.csv", f"{name},rich\n{rows}", "rich")
+    return next((one for one in found["columns"] if one["name"] == name), None), said.get(name, "")
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected", "remark"),
+    [
+        ([f"${row},{row:03}.50" for row in range(1, 30)], {"low": 0, "high": 30000}, ""),
+        ([f"{row} %" for row in range(30)], {"low": 0, "high": 30}, ""),
+        ([f"{row}.5" for row in range(60)] + ["Total"], {"low": 0, "high": 60, "missing": 30}, "'missing'"),
+        (
+            [f"{row}.5" for row in range(60)] + ["#N/A", "--"],
+            {"low": 0, "high": 60, "missing": 30},
+            "without",
+        ),
+        (["0", "1"] * 20, {"low": 0, "high": 1}, ""),
+        ([str(row) for row in range(20)] + ["-999"] * 9, {"low": -1000, "high": 200}, "often stands for a"),
+        (["Yes", "no", "YES", "NO"] * 9, {"values": ["no", "yes"]}, ""),
+        ([f"{1950 + row}0131" for row in range(30)], {"first": "1950-01-01", "last": "1979-12-31"}, ""),
+        ([f"0{1 + row % 9}-Mar-2001" for row in range(30)], {"first": "2001-01-01"}, ""),
+        ([f"0{1 + row % 9}/13/95 02:30 PM" for row in range(30)], {"last": "1995-12-31"}, "two digits"),
+        (["low", "high", "7"] * 20, {"values": ["7", "high", "low"]}, "mixes numbers and texts"),
+    ],
+)
+def test_a_column_is_drafted_as_a_person_expects(
+    tmp_path: Path, cells: list[str], expected: dict[str, Any], remark: str
+) -> None:
+    found, said = column(tmp_path, cells)
+    assert found is not None
+    assert expected.items() <= found.items()
+    assert remark in said
+    assert bool(remark) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("cells", "name", "remark"),
+    [
+        ([f"{row * 7919 % 10007}" for row in range(50)], "customer_id", "identifiers"),
+        ([f"+49 {row * 7919 % 10007}" for row in range(50)], "phone", "identifiers"),
+        ([f"{row:05}" for row in range(0, 5000, 37)], "zip", "codes that begin with 0"),
+        ([f"{row} kg" for row in range(50)], "weight", "numbers with a unit"),
+    ],
+)
+def test_identifiers_codes_and_units_are_left_out(
+    tmp_path: Path, cells: list[str], name: str, remark: str
+) -> None:
+    found, said = column(tmp_path, cells, name)
+    assert found is None
+    assert remark in said
+
+
+def test_columns_without_a_name_and_targets_that_cannot_be_learnt_are_said(tmp_path: Path) -> None:
+    found, said = draft(tmp_path / "a.csv", "age,,rich\n" + "".join(f"{n},3,yes\n" for n in range(9)), "rich")
+    assert [one["name"] for one in found["columns"]] == []
+    assert "without a name" in said[""]
+    assert "one value only" in said["rich"]
+    found, said = draft(tmp_path / "a.csv", "x\n" + "1.5\n2.5\n" * 9, "x")
+    assert "stands alone" in said["x"]
+    rows = "1,yes\n2,no\n3,NA\n4,?\n" * 6
+    found, said = draft(tmp_path / "a.csv", f"a,rich\n{rows}", "rich")
+    assert found["target"]["values"] == ["no", "yes"]
+
+
+def test_points_that_may_separate_thousands_are_said(tmp_path: Path) -> None:
+    rows = "".join(f"{row}.{row:03};{('no', 'yes')[row % 2]}\n" for row in range(1, 30))
+    found, said = draft(tmp_path / "a.csv", f"pay;rich\n{rows}", "rich")
+    assert "--decimal ," in said["pay"]
+    found, said = draft(tmp_path / "a.csv", f"pay;rich\n{rows}", "rich", csv=Csv(decimal=","))
+    assert found["columns"] == [{"name": "pay", "low": 0, "high": 30000}]
+    assert said == {}
+
+
+def test_a_first_record_is_not_taken_for_names(tmp_path: Path) -> None:
+    for line in ("39,State-gov,77516", "secret,0.5,x", "1000000,a,b"):
+        with pytest.raises(InvalidValue, match="may be a record") as caught:
+            draft(tmp_path / "a.csv", f"{line}\n{line}\n")
+        assert "secret" not in str(caught.value)
+    found, _ = draft(tmp_path / "a.csv", "0,1,2019\n" + "1.5,2,3\n2.5,3,4\n" * 9)
+    assert [one["name"] for one in found["columns"]] == ["0", "1", "2019"]

@@ -14,12 +14,15 @@ from farthing.cli.options import (
     Decimal,
     Delimiter,
     Drop,
+    Encoding,
+    HeaderLine,
     SchemaFile,
     csv_format,
     emit,
     emit_json,
     number,
     option,
+    say,
 )
 from farthing.errors import InvalidValue
 
@@ -44,6 +47,8 @@ def describe(
     drop: Drop = None,
     delimiter: Delimiter = None,
     decimal: Decimal = None,
+    encoding: Encoding = None,
+    header: HeaderLine = 1,
     as_json: AsJson = False,
 ) -> int:
     """Describes every column of a table within a budget.
@@ -76,12 +81,14 @@ def describe(
         Budget(epsilon, delta),
         ledger=book,
         drop=drop or [],
-        csv=csv_format(delimiter, decimal),
+        csv=csv_format(delimiter, decimal, encoding, header),
     )
     if as_json:
         emit_json(fields)
     else:
         emit(aligned(_lines(fields)))
+        for name, kind in fields["left_out"].items():
+            say(f"column {name!r} holds {kind}: left out")
     return 0
 
 

@@ -38,10 +38,13 @@ def describe_table(
     """
     if table == table_files.EMBEDDED:
         raise InvalidValue("describe takes a file; the table 'adult' is public: look at it without paying")
+    strange = dict[str, str]()
     if columns is None:
         for name in drop:
             table_files.named(table, name, csv)
-        header = [name for name in table_files.header(table, None, csv) if name not in drop]
+        strange = table_files.unreadable(table)
+        left = {"", *drop, *strange}
+        header = [name for name in table_files.named(table, None, csv) if name not in left]
         twice = sorted({name for name in header if header.count(name) > 1})
         if twice:
             raise InvalidValue(f"{table!r} has two columns {twice[0]!r}: rename one, or --drop it")
@@ -66,6 +69,7 @@ def describe_table(
         "guarantee": asdict(privacy),
         "table": table,
         "ledger": None if ledger is None else str(ledger),
+        "left_out": {name: kind for name, kind in strange.items() if name not in drop},
         "columns": [{"kind": _kind(one, known.get(one.name)), **asdict(one)} for one in found],
     }
 
@@ -86,23 +90,25 @@ def _read(
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the numbers, one column a name, and the codes of declared values."""
     spool, codes = Spool(max(len(names), 1)), [np.zeros((0, len(listed)), np.int64)]
-    commas = table_files.is_csv(table) and csv.commas(table)
+    commas = table_files.commas(table, csv)
     for block in table_files.columns(table, [*names, *(one.name for one in listed)], csv):
         if names:
             spool.add(
-                np.column_stack([_numbers(known.get(name), name, block[name], commas) for name in names])
+                np.column_stack(
+                    [_numbers(known.get(name), name, block[name], csv if commas else None) for name in names]
+                )
             )
         if listed:
             codes.append(np.column_stack([one.codes(block[one.name]) for one in listed]))
     return spool.value(), np.concatenate(codes)
 
 
-def _numbers(column: Column | None, name: str, cells: NDArray[Any], commas: bool) -> NDArray[np.float64]:
+def _numbers(column: Column | None, name: str, cells: NDArray[Any], csv: Csv | None) -> NDArray[np.float64]:
     if isinstance(column, Date):
         return column.days(cells)
     if cells.dtype.kind == "M":
         return Date(name, "1970-01-01", "1970-01-02").days(cells)
-    return numbers(name, table_files.points(cells) if commas else cells)
+    return numbers(name, cells if csv is None else table_files.points(cells, csv))
 
 
 def _allowance(

@@ -177,6 +177,13 @@ Decimal = Annotated[
     str | None,
     typer.Option(metavar="CHAR", help="The decimal mark; by default a comma if semicolons separate cells."),
 ]
+Encoding = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="How a CSV file is written, such as cp1252; by default UTF-8."),
+]
+HeaderLine = Annotated[
+    int, option(whole, "The line of a CSV file that names the columns; lines above are skipped.", "--header")
+]
 Drop = Annotated[
     list[str] | None, typer.Option(metavar="COLUMN", help="Leave a column out of the features. Repeatable.")
 ]
@@ -189,11 +196,11 @@ Missing = Annotated[
 ]
 
 
-def csv_format(delimiter: str | None, decimal: str | None) -> "Csv":
+def csv_format(delimiter: str | None, decimal: str | None, encoding: str | None, header: int) -> "Csv":
     """CSV files as these options say."""
     from farthing.data.csv_files import Csv
 
-    return Csv("\t" if delimiter in ("tab", "\\t") else delimiter, decimal)
+    return Csv("\t" if delimiter in ("tab", "\\t") else delimiter, decimal, encoding, header)
 
 
 def declared(

@@ -25,7 +25,9 @@ from farthing.cli.options import (
     Decimal,
     Delimiter,
     Drop,
+    Encoding,
     Force,
+    HeaderLine,
     Missing,
     NewFile,
     SchemaFile,
@@ -77,6 +79,8 @@ def train(
     missing: Missing = None,
     delimiter: Delimiter = None,
     decimal: Decimal = None,
+    encoding: Encoding = None,
+    header: HeaderLine = 1,
     user: Annotated[
         str | None,
         typer.Option(
@@ -175,7 +179,7 @@ def train(
     elif records is not None:
         raise InvalidValue("--records must be left out with --budget-column: how many have which is public")
     validate.delta(**{"--delta": delta})
-    csv = csv_format(delimiter, decimal)
+    csv = csv_format(delimiter, decimal, encoding, header)
     known = declared(table, schema, target, bounds or [], values or [], drop, missing)
     if known is None:
         return _skeleton(table, target, csv)
@@ -299,6 +303,8 @@ def schema(
     drop: Drop = None,
     delimiter: Delimiter = None,
     decimal: Decimal = None,
+    encoding: Encoding = None,
+    header: HeaderLine = 1,
     out: NewFile = None,
     force: Force = False,
 ) -> int:
@@ -312,7 +318,9 @@ def schema(
 
     if out is not None:
         model_file.check_writable(out, force, kept=[table])
-    text, said = schema_draft.draft(table, target, csv_format(delimiter, decimal), drop or [])
+    text, said = schema_draft.draft(
+        table, target, csv_format(delimiter, decimal, encoding, header), drop or []
+    )
     if out is None:
         emit(text)
     else:
@@ -352,6 +360,8 @@ def predict(
     ] = None,
     delimiter: Delimiter = None,
     decimal: Decimal = None,
+    encoding: Encoding = None,
+    header: HeaderLine = 1,
     out: NewFile = None,
     force: Force = False,
     as_json: AsJson = False,
@@ -368,7 +378,7 @@ def predict(
     found = list(
         trained.rows(
             table,
-            csv=csv_format(delimiter, decimal),
+            csv=csv_format(delimiter, decimal, encoding, header),
             threshold=threshold,
             proba=proba,
             also=identity,

@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
+from farthing.data import notation
 from farthing.errors import InvalidValue
 from farthing.queries import arrays
 from farthing.validate import finite
 
 _EPOCH = date(1970, 1, 1).toordinal()
-_BOOLEANS = ("true", "false")
+_BOOLEANS = ("true", "false", "yes", "no")
 _WORD = 2**64
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
 _NO_NUMBERS = (complex, np.complexfloating, np.datetime64, np.timedelta64, np.ndarray)  # `float` takes some
@@ -252,8 +253,8 @@ class Categorical:
     Notes
     -----
     Numbers, booleans and dates count as their text (1 and 1.0 as "1", true as "true" or "True", a day as
-    "2000-01-31"), and spaces around a text do not count, so that the same vocabulary serves CSV files,
-    Parquet files, lists and arrays.
+    "2000-01-31"). Capitals of true, false, yes and no do not count, nor do spaces around a text. So the same
+    vocabulary serves CSV files, Parquet files, lists and arrays.
 
     Examples
     --------
@@ -367,8 +368,8 @@ def _digits(number: float) -> str:
 def numbers(name: str, values: ArrayLike) -> NDArray[np.float64]:
     """Return numbers, NaN for a cell that is not one; refuse a column whose type is not numeric.
 
-    The rule is one for each cell: a list, an array of objects and a typed array of the same values give the
-    same numbers.
+    The rule is one for each cell (of text, that of `farthing.data.notation`): a list, an array of objects and
+    a typed array of the same values give the same numbers.
     """
     raw = arrays.column(values, f"column {name!r}")
     # A date or a complex number would be cast to a float silently.
@@ -389,6 +390,8 @@ def numbers(name: str, values: ArrayLike) -> NDArray[np.float64]:
 
 def _number(cell: Any) -> float:
     try:
+        if isinstance(cell, str):
+            return notation.number(cell)
         return math.nan if isinstance(cell, _NO_NUMBERS) else float(cell)
     except Exception:
         return math.nan

@@ -1,7 +1,8 @@
 """Read Parquet files as columns of numbers and text, some thousand records at a time.
 
 The declared type of a column alone decides how its cells are read, so that no record changes what others are
-read as: fractions are floats, a missing one NaN; dates and times are days, a missing one NaT; whole numbers
+read as: fractions are floats, a missing one NaN; dates and times are days (of the zone that the type names),
+a missing one NaT; whole numbers
 and booleans are Python's own, and text is text, a missing value "", as in a CSV file. Messages name the file,
 a requested column or a type, never a cell.
 """
@@ -55,6 +56,13 @@ def columns(path: str, names: Iterable[str]) -> Iterator[dict[str, NDArray[Any]]
             yield {name: _values(path, name, batch.column(name)) for name in wanted}
 
 
+def unreadable(path: str) -> dict[str, str]:
+    """Return the columns whose type is none of those that are read, each with its type."""
+    with _opened(path) as file:
+        kinds = {name: file.schema_arrow.field(place).type for place, name in enumerate(header(path))}
+        return {name: str(kind) for name, kind in kinds.items() if _known(kind) is None}
+
+
 @contextmanager
 def _opened(path: str) -> Iterator[Any]:
     """Open a file; any failure to read is an `InvalidValue`."""
@@ -85,6 +93,16 @@ def _places(path: str, header: list[str], names: Iterable[str]) -> None:
 
 def _kind(path: str, name: str, kind: Any) -> str:
     """Return the kind of a column: ``text``, ``whole`` (booleans too), ``number`` or ``date``."""
+    found = _known(kind)
+    if found is None:
+        raise InvalidValue(
+            f"column {name!r} of {path!r} holds {kind}, which is no number, no text, no date and not true or "
+            "false: leave it out, or store it as one of these"
+        )
+    return found
+
+
+def _known(kind: Any) -> str | None:
     from pyarrow import types
 
     if types.is_dictionary(kind):
@@ -97,15 +115,13 @@ def _kind(path: str, name: str, kind: Any) -> str:
         return "number"
     if types.is_date(kind) or types.is_timestamp(kind):
         return "date"
-    raise InvalidValue(
-        f"column {name!r} of {path!r} holds {kind}, which is no number, no text, no date and not true or "
-        "false: leave it out, or store it as one of these"
-    )
+    return None
 
 
 def _values(path: str, name: str, column: Any) -> NDArray[Any]:
     """Return the values of a column as the module's docstring says, by its declared type alone."""
     import pyarrow as arrow
+    from pyarrow import compute
 
     if arrow.types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -113,6 +129,14 @@ def _values(path: str, name: str, column: Any) -> NDArray[Any]:
     if kind == "number":
         return np.asarray(column.cast(arrow.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
     if kind == "date":
+        if getattr(column.type, "tz", None) is not None:  # the day at the place that the column's type names
+            try:
+                column = compute.local_timestamp(column)
+            except arrow.ArrowInvalid:
+                raise InvalidValue(
+                    f"column {name!r} of {path!r} has times of a zone that is not known here: install "
+                    "tzdata, or store days"
+                ) from None
         return np.asarray(column.to_numpy(zero_copy_only=False)).astype("datetime64[D]")
     if kind == "text":
         return np.array(column.cast(arrow.string()).fill_null("").to_pylist(), dtype=object)

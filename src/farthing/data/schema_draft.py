@@ -10,15 +10,15 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import date
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from farthing.data import notation, table_files
 from farthing.data import schema as data
-from farthing.data import table_files
 from farthing.data.columns import Numeric
 from farthing.data.csv_files import Csv
 from farthing.errors import InvalidValue
@@ -28,9 +28,16 @@ MOST_VALUES = 100  # a column with more distinct texts, rare ones aside, is free
 _COUNTED = 10_000  # distinct texts that are counted; a column with more is free text
 _BLANK: dict[str, Any] = {"low": None, "high": None, "values": []}  # values that a person must fill in
 _MOST_LABELS = 10  # a target with at most so many distinct whole numbers is taken for labels
-_NO_VALUE = {"", "nan", "none", "na", "n/a", "null", "-", "?", "."}  # cells of numbers and dates
-_DATES = ("", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")  # "" is YYYY-MM-DD
+_MOSTLY = 0.8  # the share of numbers from which texts among them count as missing
 _ID = re.compile(r"(^|[_\W])(id|uuid|guid|key|index|nr|number)$|[a-z]I[dD]$", re.IGNORECASE)
+_PERSONAL = re.compile(
+    r"(^|[_\W])(ssn|phone|telephone|mobile|fax|iban|passport|account|e-?mail)([_ ]?(no|nr|number|id))?$",
+    re.IGNORECASE,
+)
+_UNIT = re.compile(r"[-+]?\d+(?:[.,]\d+)?\s?[^\W\d_]{1,5}")
+_CODE = re.compile(r"0\d+")  # a number that begins with 0 is a code
+_SENTINELS = {-9.0, -99.0, -999.0, -9999.0, -99999.0}
+_FOLDED = ("true", "false", "yes", "no")  # whose capitals do not count
 
 
 @dataclass(slots=True)
@@ -39,107 +46,147 @@ class _Seen:
 
     low: float = math.inf
     high: float = -math.inf
-    numeric: bool = True
-    # first and last day by each way to write dates that fits all cells so far
-    days: dict[str, tuple[float, float]] = field(
-        default_factory=lambda: dict.fromkeys(_DATES, (math.inf, -math.inf))
-    )
+    numbers: int = 0  # records with a number
+    words: int = 0  # records with neither a number nor a word for none
+    units: int = 0  # among those, a number with a unit
+    codes: bool = False  # whether some whole numbers begin with 0
+    grouped: bool = True  # whether all points may separate thousands
+    pointed: bool = False  # whether there are any
+    sentinel: float | None = None
+    # first and last day by each way to write dates that fits all cells so far; None before the first cell
+    days: dict[str, tuple[float, float]] | None = None
     missing: bool = False
     rising: bool = True  # whole numbers, each larger than the one before: row numbers
     records: int = 0
     texts: Counter[str] = field(default_factory=Counter)
 
-    def add(self, values: NDArray[Any], commas: bool) -> None:
+    def add(self, values: NDArray[Any], csv: Csv, commas: bool) -> None:
         """Add another block of the column."""
         if values.dtype.kind == "M":
             values = np.where(np.isnat(values), "", values.astype(np.str_))
-        cells = [
-            "true" if cell is True else "false" if cell is False else str(cell).strip()
-            for cell in values.tolist()
-        ]
-        self.records += len(cells)
+        cells = [_text(cell) for cell in values.tolist()]
+        before, self.records = self.high, self.records + len(cells)
+        counts = Counter(cells)
         if len(self.texts) <= _COUNTED:
-            self.texts.update(cells)
-        distinct = {cell for cell in set(cells) if cell.lower() not in _NO_VALUE}
+            self.texts.update(counts)
+        distinct = {cell: n for cell, n in counts.items() if cell.lower() not in notation.NO_VALUE}
+        self.missing = self.missing or len(distinct) < len(counts)
         self._add_days(distinct)
-        found = [_number(cell.replace(",", ".") if commas else cell) for cell in distinct]
-        self.numeric = self.numeric and None not in found
-        numbers = [number for number in found if number is not None and math.isfinite(number)]
-        dates = len(distinct) if self.days else 0
-        self.missing = self.missing or max(len(numbers), dates) < len(set(cells))
-        self.rising = self.rising and self.numeric and _rising(cells, self.high)
-        self.low, self.high = min([self.low, *numbers]), max([self.high, *numbers])
+        for cell, n in distinct.items():
+            self._add_cell(cell, n, csv, commas)
+        self.rising = self.rising and not self.words and _rising(cells, before)
 
-    def _add_days(self, distinct: set[str]) -> None:
-        for way, (low, high) in [*self.days.items()]:
-            found = []
-            for cell in distinct:
-                if (day := _day(cell, way)) is None:
+    def _add_cell(self, cell: str, n: int, csv: Csv, commas: bool) -> None:
+        found = notation.number(notation.point(cell, csv.decimal == ",") if commas else cell)
+        if not math.isfinite(found):
+            self.words += n
+            self.units += n if _UNIT.fullmatch(cell) else 0
+            return
+        self.numbers += n
+        self.codes = self.codes or bool(_CODE.fullmatch(cell))
+        if commas and csv.decimal is None and "." in cell and "," not in cell:
+            self.pointed, self.grouped = True, self.grouped and _grouped(cell)
+        if found in _SENTINELS:
+            self.sentinel = min(found, self.sentinel or 0.0)
+        self.low, self.high = min(self.low, found), max(self.high, found)
+
+    def _add_days(self, distinct: Iterable[str]) -> None:
+        for cell in distinct:
+            if self.days is None:
+                self.days = dict.fromkeys(notation.ways(cell), (math.inf, -math.inf))
+            for way, (low, high) in [*self.days.items()]:
+                if (day := notation.day(cell, way)) is None:
                     del self.days[way]
-                    break
-                found.append(day)
-            else:
-                self.days[way] = min([low, *found]), max([high, *found])
+                else:
+                    self.days[way] = min(low, day), max(high, day)
+            if not self.days:
+                return
 
     def described(self, name: str, target: bool) -> tuple[dict[str, Any] | None, str]:
         """Return the column of a schema, None to leave it out, and a remark for the person who checks it."""
         column: dict[str, Any] = {"name": name}
-        whole = all(text.isdigit() for text in self.texts if text)
-        if target and whole and len(self.texts) <= _MOST_LABELS:
+        whole = all(text.isdigit() for text in self.texts if text.lower() not in notation.NO_VALUE)
+        few = len(self.texts) <= _MOST_LABELS
+        if target and whole and few:
             return self._listed(column, target)
-        if (
-            not target
-            and self.records > FEWEST
-            and self.rising
-            and (_ID.search(name) or self.high - self.low + 1 == self.records)
-        ):
+        if not target and self._identifies(name, whole):
             return None, "holds row numbers or identifiers: left out"
-        if self.days and max(high for _, high in self.days.values()) > -math.inf:
+        if self.days:
             return self._range(column)
-        if self.numeric:
+        if not self.words and not self.codes:
             return self._bounds(column, target, whole)
+        if self.numbers >= _MOSTLY * (self.numbers + self.words) and not few and not self.codes:
+            return self._bounds(column, target, False)
+        if not target and self.units >= _MOSTLY * (self.numbers + self.words) and not few:
+            return None, "holds numbers with a unit: left out, unless you write them without"
         return self._listed(column, target)
+
+    def _identifies(self, name: str, whole: bool) -> bool:
+        """Return whether the column seems to number the rows, or to name people."""
+        if self.records <= FEWEST:
+            return False
+        if self.rising and (_ID.search(name) or self.high - self.low + 1 == self.records):
+            return True
+        many = len(self.texts) > min(_COUNTED, self.records / 2)
+        return many and (bool(_PERSONAL.search(name)) or (whole and bool(_ID.search(name))))
 
     def _bounds(self, column: dict[str, Any], target: bool, whole: bool) -> tuple[dict[str, Any] | None, str]:
         if not self.low < self.high:
             return (column | _BLANK if target else None), "holds no two different numbers" + (
                 "" if target else ": left out"
             )
-        low, high = rounded_outward(self.low, self.high)
+        flag = whole and {*self.texts} - {"0", "1"} <= notation.NO_VALUE
+        low, high = (0.0, 1.0) if flag else rounded_outward(self.low, self.high)  # a flag has nobody's bounds
         column |= {"low": _short(low), "high": _short(high)}
         said = []
-        if self.missing and not target:
+        if (self.missing or self.words) and not target:
             column["missing"] = _short(Numeric("", low, high).with_middle().missing or 0.0)
             said.append("has cells without a number: 'missing' replaces them, with an indicator")
-        elif self.missing:
+        elif self.missing or self.words:
             said.append("has cells without a number: their records will count as nothing")
-        if whole and not target and len(self.texts) <= _MOST_LABELS:
+        if whole and not flag and not target and len(self.texts) <= _MOST_LABELS:
             said.append("holds few different whole numbers: if they are codes, list them as 'values'")
+        if whole and not target and self.records > _MOST_LABELS and len(self.texts) == self.records:
+            said.append("differs in all records: if it is an identifier, leave it out")
+        if self.pointed and self.grouped:
+            said.append("has points that may separate thousands: then give --decimal , to every command")
+        if self.sentinel == self.low:
+            said.append(
+                f"has {self.low:g}, which often stands for a missing number: if so, empty those cells"
+            )
         return column, "; ".join(said)
 
     def _range(self, column: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        assert self.days
         way, days = next(iter(self.days.items()))
         first, last = (date.fromordinal(int(day)).year for day in days)
         column |= {"first": f"{first:04}-01-01", "last": f"{last:04}-12-31"}
         said = []
         if way:
             column["format"] = way
-        if len(self.days) > 1:
-            said.append(f"may have day and month in either order: check 'format', {' or '.join(self.days)}")
+        if (other := notation.swapped(way)) != way and other in self.days:
+            said.append(f"may have day and month in either order: check 'format', {way} or {other}")
+        if "%y" in way:
+            said.append("has years of two digits, which are taken for 1969 to 2068")
         if self.missing:
             column["missing"] = f"{(first + last) // 2:04}-07-01"
             said.append("has cells without a date: 'missing' replaces them, with an indicator")
         return column, "; ".join(said)
 
     def _listed(self, column: dict[str, Any], target: bool) -> tuple[dict[str, Any] | None, str]:
-        common = sorted(text for text, n in self.texts.items() if n >= FEWEST and (text or not target))
-        rare = len(self.texts) > len(common)
-        if not common or len(self.texts) > _COUNTED or len(common) > MOST_VALUES:
-            what = (
-                f"more than {MOST_VALUES} different texts" if len(common) > MOST_VALUES else "rare texts only"
-            )
+        texts = _folded(self.texts)
+        absent = notation.NO_LABEL if target else frozenset[str]()
+        common = sorted(text for text, n in texts.items() if n >= FEWEST and text.lower() not in absent)
+        rare = len(texts) > len(common)
+        if not common or len(texts) > _COUNTED or len(common) > MOST_VALUES:
+            what = "codes that begin with 0" if self.codes and not self.words else "rare texts only"
+            what = f"more than {MOST_VALUES} different texts" if len(common) > MOST_VALUES else what
             return (column | _BLANK if target else None), f"holds {what}" + ("" if target else ": left out")
         column["values"] = common
+        if target and len(common) == 1:
+            return column, "has one value only: list the others that are possible"
+        if self.numbers and self.words and min(self.numbers, self.words) * 20 > self.records:
+            return column | ({"other": True} if rare and not target else {}), "mixes numbers and texts"
         if not rare:
             return column, ""
         if target:
@@ -161,18 +208,21 @@ def draft(
     if table == table_files.EMBEDDED:
         return table_files.schema_of(table, target).to_json(), {}
     header = table_files.named(table, target, csv)
-    dropped = [*drop]
+    dropped, strange = [*drop], table_files.unreadable(table)
     for name in dropped:
         table_files.named(table, name, csv)
-    twice = {name for name in header if header.count(name) > 1} - {*dropped}
-    names = [name for name in header if name not in twice and name not in dropped]
+    if target in strange:
+        raise InvalidValue(f"column {target!r} of {table!r} holds {strange[target]}: it cannot be the target")
+    twice = {name for name in header if header.count(name) > 1} - {*dropped, ""}
+    left = {"", *twice, *dropped, *strange}
+    names = [name for name in header if name not in left]
     if target is not None and target not in names:
         raise InvalidValue(f"{table!r} has two columns {target!r}, or it is dropped: it cannot be the target")
     seen = {name: _Seen() for name in names}
-    form = csv.commas(table) if table_files.is_csv(table) else False
+    commas = table_files.commas(table, csv)
     for block in table_files.columns(table, names, csv):
         for name, values in block.items():
-            seen[name].add(values, form)
+            seen[name].add(values, csv, commas)
     if not any(column.records for column in seen.values()):
         raise InvalidValue(f"{table!r} has no records")
     described = {name: column.described(name, name == target) for name, column in seen.items()}
@@ -180,6 +230,10 @@ def draft(
     aim = {"name": None, **_BLANK} if target is None else described[target][0]
     assert aim is not None
     said = {name: f"{remark}" for name, (_, remark) in described.items() if remark}
+    if target is not None and not features:
+        said[target] = said.get(target, "") or "stands alone: no other column can be learnt from"
+    said |= dict.fromkeys([""] * ("" in header), "is in the table, without a name: left out")
+    said |= {name: f"holds {kind}: left out" for name, kind in strange.items() if name not in dropped}
     said |= dict.fromkeys(sorted(twice), "stands in the header twice: left out, rename one")
     return data.draft(features, aim), said
 
@@ -205,21 +259,25 @@ def _rising(cells: list[str], before: float) -> bool:
     return all(a < b for a, b in pairwise(numbers))
 
 
-def _day(cell: str, way: str) -> int | None:
-    """Return the ordinal of a date, written in this way or as YYYY-MM-DD, with or without a time."""
-    if not way and (len(cell) < 10 or cell[4] != "-"):
-        return None
-    try:
-        return (datetime.strptime(cell, way) if way else date.fromisoformat(cell[:10])).toordinal()
-    except ValueError:
-        return None
+def _grouped(cell: str) -> bool:
+    """Return whether points of a number may separate thousands."""
+    return notation.point(cell, declared=True) != cell
 
 
-def _number(cell: str) -> float | None:
-    try:
-        return float(cell)
-    except ValueError:
-        return None
+def _text(cell: Any) -> str:
+    """Return a cell as it would stand in a CSV file."""
+    if isinstance(cell, bool):
+        return "true" if cell else "false"
+    return str(cell).strip()
+
+
+def _folded(texts: Counter[str]) -> Counter[str]:
+    """Return counts in which words for true and false that differ in capitals only are one text."""
+    found = Counter[str]()
+    several = {word for word in _FOLDED if sum(text.lower() == word for text in texts) > 1}
+    for text, n in texts.items():
+        found[text.lower() if text.lower() in several else text] += n
+    return found
 
 
 def _short(number: float) -> float:

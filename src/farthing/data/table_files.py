@@ -3,6 +3,7 @@
 Messages name files, columns and what was declared, never a cell of a table.
 """
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -12,11 +13,11 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from farthing.data import parquet_files
+from farthing.data import notation, parquet_files
 from farthing.data import schema as data
 from farthing.data.adult import ADULT, load_adult
 from farthing.data.columns import Categorical, Column, Date, Numeric, Unbounded
-from farthing.data.csv_files import Csv
+from farthing.data.csv_files import DELIMITERS, Csv
 from farthing.data.schema import Schema
 from farthing.data.splitting import Split, Spool
 from farthing.errors import InvalidValue
@@ -27,6 +28,7 @@ EMBEDDED = "adult"  # a name in place of a file: the data and the schema that co
 
 Array = NDArray[np.float64]
 T = TypeVar("T", bound=NDArray[Any] | int)
+_YEARS = range(1500, 2500)
 PLAIN = Csv()  # CSV files as their first line says
 
 
@@ -169,9 +171,28 @@ def header(table: str, column: str | None = None, csv: Csv = PLAIN) -> list[str]
 def named(table: str, column: str | None, csv: Csv = PLAIN) -> list[str]:
     """Return the names of a table's columns, for a command that prints them; hint at one like ``column``."""
     names = header(table, None, csv)
+    if is_csv(table) and any(_a_cell(name, len(names)) for name in names):
+        raise InvalidValue(
+            f"the first line of {table!r} holds numbers, so it may be a record: write the names of columns "
+            "above it, or say which line holds them (--header)"
+        )
     if column is not None and column not in names:
-        raise InvalidValue(f"{table!r} has no column {column!r}{did_you_mean(column, names)}")
+        wrong = f"{table!r} has no column {column!r}{did_you_mean(column, names)}"
+        if is_csv(table):
+            mark = DELIMITERS.get(csv.delimiter_of(table), "other marks")
+            wrong += (
+                f" among the {len(names)} between {mark} of its first line: say what separates them "
+                "(--delimiter), or which line names them (--header)"
+            )
+        raise InvalidValue(wrong)
     return names
+
+
+def _a_cell(name: str, columns: int) -> bool:
+    """Return whether a name is a number, and neither a year nor the number of a column."""
+    if name.isdecimal():
+        return not (int(name) <= columns or int(name) in _YEARS)
+    return not math.isnan(notation.number(name))
 
 
 def count(table: str, schema: Schema, csv: Csv = PLAIN) -> int:
@@ -221,10 +242,9 @@ def blocks(
     names = _names(schema, target)
     plain = (*schema.columns, schema.target)
     numbers = [column.name for column in plain if isinstance(column, Numeric | Unbounded)]
-    form = _format(table, csv)
-    fractions = {*numbers} if isinstance(form, Csv) and form.commas(table) else set()
+    fractions = {*numbers} if commas(table, csv) else set()
     for block in columns(table, [*names, *(name for name in also if name not in names)], csv):
-        yield {name: points(cells) if name in fractions else cells for name, cells in block.items()}
+        yield {name: points(cells, csv) if name in fractions else cells for name, cells in block.items()}
 
 
 class TrainingRows(NamedTuple):
@@ -337,6 +357,11 @@ def held_out(
     return read(test, schema, test=True, csv=csv)
 
 
+def unreadable(table: str) -> dict[str, str]:
+    """Return the columns that hold neither numbers nor text nor dates, and what they hold, by their types."""
+    return {} if is_csv(table) else parquet_files.unreadable(table)
+
+
 def is_csv(table: str) -> bool:
     """Return whether a file is read as CSV."""
     return isinstance(_format(table, PLAIN), Csv)
@@ -381,7 +406,13 @@ def _inside(table: str, schema: Schema, block: data.Table) -> None:
             )
 
 
-def points(cells: NDArray[Any]) -> NDArray[Any]:
-    """Return numbers with a point where they have a comma before their fraction, and no point."""
-    found = [cell if "." in cell else cell.replace(",", ".", 1) for cell in cells.tolist()]
-    return np.array(found, dtype=object)
+def commas(table: str, csv: Csv) -> bool:
+    """Return whether numbers of a file may have a comma before their fraction."""
+    form = _format(table, csv)
+    return isinstance(form, Csv) and form.commas(table)
+
+
+def points(cells: NDArray[Any], csv: Csv) -> NDArray[Any]:
+    """Return numbers with a point where they have a comma before their fraction: `notation.point`."""
+    declared = csv.decimal == ","
+    return np.array([notation.point(cell, declared) for cell in cells.tolist()], dtype=object)
