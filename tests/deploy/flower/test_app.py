@@ -209,6 +209,43 @@ def test_hurry():
     assert inflatable_utils.pull_objects.__kwdefaults__["initial_backoff"] == 0.1
 
 
+class Coordinator:
+    """A clock, and a port that opens at some time."""
+
+    def __init__(self, monkeypatch, opens):
+        self.now, self.opens = 0.0, opens
+        monkeypatch.setattr(flower_node, "time", self)
+        monkeypatch.setattr(flower_node, "_is_open", lambda host, port: self.now >= self.opens)
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.mark.parametrize(
+    ("opens", "ends"),
+    [(3.0, 3.0), (1000.0, 20.0), (0.0, 20.0)],
+    ids=["once it is there", "not there for long", "there, and it fails all the same"],
+)
+def test_a_node_looks_for_a_coordinator_that_is_not_there(monkeypatch, opens, ends):
+    clock = Coordinator(monkeypatch, opens)
+    flower_node.wait_until_open("[::1]:9092", 20.0)
+    assert ends - 1e-6 <= clock.now <= ends + 0.2
+
+
+def test_every_connection_of_a_node_looks_for_the_coordinator(monkeypatch):
+    from flwr.supernode import fleet_http_connection
+
+    made = fleet_http_connection.make_simple_http_retry_invoker
+    monkeypatch.setattr(fleet_http_connection, "make_simple_http_retry_invoker", made)
+    for _ in range(2):  # a node that reconnects does it again
+        flower_node._reconnect_soon("localhost:1")
+    wait = fleet_http_connection.make_simple_http_retry_invoker().wait_function
+    assert (wait.func, wait.args) == (flower_node.wait_until_open, ("localhost:1",))
+
+
 # --- access control
 
 

@@ -272,6 +272,31 @@ def test_a_reader_waits_until_a_message_is_complete():
     asyncio.run(run())
 
 
+def test_a_superlink_that_ends_holds_no_request(monkeypatch):
+    monkeypatch.setattr(messaging, "HOLD", dict.fromkeys(messaging.HOLD, 3600.0))
+
+    async def run():
+        wire = Wire()
+        waiting = [asyncio.ensure_future(wire.pull(node)) for node in (7, 8, None)]
+        await asyncio.sleep(0.01)
+        assert not any(one.done() for one in waiting)
+        wire.app.end()
+        assert await asyncio.wait_for(asyncio.gather(*waiting), 60) == [[], [], []]
+        assert await asyncio.wait_for(wire.pull(7), 60) == []
+
+    asyncio.run(run())
+
+
+def test_a_signal_ends_what_is_held_before_it_ends_the_server(monkeypatch):
+    import uvicorn
+
+    said = []
+    monkeypatch.setattr(uvicorn.Server, "handle_exit", lambda server, *signal: said.append(signal))
+    link._end_soon(SimpleNamespace(end=lambda: said.append("held")))
+    uvicorn.Server.handle_exit(None, 15, None)
+    assert said == ["held", (15, None)]
+
+
 def test_a_message_is_not_lost_to_a_node_that_has_disconnected():
     async def run():
         wire, gone = Wire(), asyncio.Event()

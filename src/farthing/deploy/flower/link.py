@@ -41,6 +41,7 @@ ACCESS_CHECK = (
 )
 
 _LARGEST = 2**22  # bytes of a request that starts an app: our bundle is one small file
+_LAST_ANSWERS = 2  # seconds that a server which ends waits for answers under way
 _BEAT = 10.0  # seconds between two heartbeats of the relay's task; Flower waits for sixty
 
 App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
@@ -278,6 +279,21 @@ def _beat(state: Any, task: int, over: threading.Event) -> None:
     state.finish_task(task, "completed", "")
 
 
+def _end_soon(messaging: DirectMessaging) -> None:
+    """Let a signal that ends the server end the requests that it holds, which it would wait for."""
+    import uvicorn
+
+    before = getattr(uvicorn.Server, "handle_exit", None)
+    if before is None:
+        return
+
+    def end(server: Any, *signal: Any) -> None:
+        messaging.end()
+        before(server, *signal)
+
+    uvicorn.Server.handle_exit = end  # type: ignore[method-assign]
+
+
 def main() -> None:
     end_with_parent()
     import uvicorn
@@ -291,7 +307,9 @@ def main() -> None:
         messaging = DirectMessaging(app)
         orders = Orders(app, Relay(messaging, os.environ.get(BRIDGE)))
         controlled = AccessControl(messaging, key, bundle, orders)
-        serve(controlled, proxy_headers=True, forwarded_allow_ips="127.0.0.1,::1", **options)
+        _end_soon(messaging)
+        options |= {"proxy_headers": True, "forwarded_allow_ips": "127.0.0.1,::1"}
+        serve(controlled, timeout_graceful_shutdown=_LAST_ANSWERS, **options)
 
     uvicorn.run = guarded
     flower_superlink()

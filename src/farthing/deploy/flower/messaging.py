@@ -90,6 +90,7 @@ class DirectMessaging:
         self._app, self._box = app, Mailbox()
         self.loop: asyncio.AbstractEventLoop | None = None  # that it runs in, once it does
         self._waiting: dict[int, asyncio.Event] = {}  # readers that wait for a message
+        self._ending = False
         try:
             from flwr.proto import fleet_pb2, message_pb2, runtime_pb2
             from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, TASK_TOKEN_HEADER
@@ -114,6 +115,15 @@ class DirectMessaging:
     def known(self) -> bool:
         """Return whether it answers messaging requests itself, and does not leave them to Flower."""
         return bool(self._kinds)
+
+    def end(self) -> None:
+        """Hold no request any longer, since the SuperLink ends; called by any thread or signal handler."""
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        self._ending = True
+        self._wake(set(self._waiting))
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         self.loop = asyncio.get_running_loop()
@@ -255,7 +265,7 @@ class DirectMessaging:
         try:
             while True:
                 found = self._box.fetch(reader, replies, time.monotonic(), most)
-                if found or time.monotonic() >= until:
+                if found or self._ending or time.monotonic() >= until:
                     break
                 await self._wait(reader, gone, until - time.monotonic())
         finally:

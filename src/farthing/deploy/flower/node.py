@@ -24,6 +24,7 @@ from farthing.deploy.processes import end_with_parent
 
 _AFTER_AN_ERROR = 2.0
 _GUARD_STARTS = 30.0  # seconds
+_LOOK, _LOOK_SECONDS = 0.1, 5.0  # seconds between two looks for the coordinator, and of one of them
 _INTERVAL = "HEARTBEAT_DEFAULT_INTERVAL"
 
 
@@ -43,6 +44,8 @@ def attend(address: str, authority: Path, key: Path, socket: str) -> None:
 
     shorten_backoff()
     _beat()
+    _reconnect_soon(address)
+    _await(socket)
     private: Any = load_ssh_private_key(key.read_bytes(), None)
     with http_request_response(address, False, authority.read_bytes(), (private, private.public_key())) as (
         node,
@@ -99,6 +102,51 @@ def _beat() -> None:
             setattr(module, _INTERVAL, 10)
 
 
+def _reconnect_soon(address: str) -> None:
+    """Look every tenth of a second for a coordinator that is not there.
+
+    Flower waits ever longer between two attempts, up to twenty seconds, though the coordinator may have
+    started meanwhile. Where the coordinator's port is open and it fails all the same, Flower's pause stays.
+    """
+    from flwr.supernode import fleet_http_connection
+
+    name = "make_simple_http_retry_invoker"
+    made = getattr(fleet_http_connection, name, None)
+    if made is None or hasattr(made, "looks"):
+        return
+
+    def looking() -> Any:
+        invoker = made()
+        if hasattr(invoker, "wait_function"):
+            invoker.wait_function = partial(wait_until_open, address)
+        return invoker
+
+    looking.looks = True  # type: ignore[attr-defined]
+    setattr(fleet_http_connection, name, looking)
+
+
+def wait_until_open(address: str, seconds: float) -> None:
+    """Wait until a connection to HOST:PORT is accepted, ``seconds`` at most; all of them if it is now."""
+    host, _, port = address.rpartition(":")
+    until = time.monotonic() + seconds
+    print(f"no answer from the coordinator at {address}: trying again", file=sys.stderr, flush=True)
+    if _is_open(host.strip("[]"), int(port)):
+        time.sleep(seconds)
+        return
+    while time.monotonic() < until:
+        time.sleep(min(_LOOK, seconds))
+        if _is_open(host.strip("[]"), int(port)):
+            return
+
+
+def _is_open(host: str, port: int) -> bool:
+    try:
+        socketlib.create_connection((host, port), timeout=_LOOK_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
 def _await(path: str) -> None:
     """Wait until the guard listens, if it is about to: a request that finds nobody is sent again later."""
     until = time.monotonic() + _GUARD_STARTS
@@ -126,8 +174,8 @@ def apps(address: str, authority: Path, key: Path, socket: str) -> None:
 def main(arguments: list[str]) -> None:
     end_with_parent()
     address, authority, key, socket = arguments[:4]
-    _await(socket)
     if arguments[4:] == ["--apps"]:
+        _await(socket)
         apps(address, Path(authority), Path(key), socket)
         return
     while True:
