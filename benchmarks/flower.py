@@ -3,15 +3,16 @@
     python benchmarks/flower.py [--parties 3] [--rounds 8]
     python benchmarks/flower.py --start [--parties 10]
 
-One SuperLink (TLS, node keys, a database), and on it, in turn:
+In turn, each over a SuperLink with TLS, node keys and a database:
 
-* bare: Flower's SuperNodes with a ClientApp that returns an empty message, asked by a ServerApp's
-  `grid.send_and_receive`, as Flower is documented and installed;
-* empty: our nodes and relay, every guard asked something that it refuses at once;
+* bare: Flower's SuperLink and SuperNodes with a ClientApp that returns an empty message, asked by a
+  ServerApp's `grid.send_and_receive`, as Flower is documented and installed;
+* empty: our SuperLink, nodes and relay, every guard asked something that it refuses at once;
 * ours: A-DDP rounds over the same nodes, relay and guards, with charge, noise, log and signature.
 
 Beside them the same rounds over the guards' sockets, without Flower: that is the local work. Medians; the
-first round is left out, since everything is imported then.
+first round is left out, since everything is imported then. CPU time a round is that of the SuperLink, of all
+nodes and of all guards, with every process that they start, and of this process, which coordinates.
 
 With ``--start``: ``farthing serve`` and as many ``farthing join`` are started at once, and the run ends after
 one round. Seconds until then, and CPU seconds of all processes: on a machine without other work, two cores
@@ -19,32 +20,35 @@ take at least half of those.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import resource
 import signal
 import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from farthing.cli.demo_parties import _RUN, set_up
 from farthing.deploy import keys as keyring
 from farthing.deploy.coordinator import Remote
-from farthing.deploy.flower.superlink import Address, SuperLink, environment
+from farthing.deploy.flower.superlink import KEY_FILE, Address, SuperLink, environment, objects
 from farthing.deploy.join import listening
 from farthing.deploy.messages.signed import MessageKind, Signer, seal
 from farthing.deploy.messages.transport import Transport, UnixSockets
-from farthing.deploy.processes import Child
+from farthing.deploy.processes import Child, program
 from farthing.deploy.serve import RunFile
 from farthing.federated.methods.addp import addp
 from farthing.queries.samplers import Poisson
 
 GUARD = "import sys; from farthing.cli.main import main; main(sys.argv[1:])"
 OUT = "FARTHING_BENCH_OUT"
+LONGEST = 600.0  # seconds for Flower to start, or for all rounds
 APP = """[project]
 name = "bare"
 version = "1.0.0"
@@ -83,42 +87,115 @@ def main(grid, context):
         came = list(grid.send_and_receive(messages, timeout=600))
         assert len(came) == len(messages) and all(m.has_content() for m in came)
         seconds.append(time.monotonic() - began)
+        open(os.environ["{OUT}"] + ".begun", "w").close()
     with open(os.environ["{OUT}"] + ".done.draft", "w") as file:
         json.dump(seconds, file)
     os.rename(os.environ["{OUT}"] + ".done.draft", os.environ["{OUT}"] + ".done")
 '''
 
 
-def node(folder: Path, name: str, plan: RunFile, *flags: str) -> Child:
-    command = [sys.executable, "-m", "farthing.deploy.flower.node", str(plan.listen)]
-    command += [str(plan.keys / "ca.pem"), str(folder / "keys" / name / "node.key")]
+def node(folder: Path, name: str, address: str, *flags: str) -> Child:
+    command = [sys.executable, "-m", "farthing.deploy.flower.node", address]
+    command += [str(folder / "keys" / "coordinator" / "ca.pem"), str(folder / "keys" / name / "node.key")]
     command += [str(folder / name / "guard.sock"), *flags]
     home = environment(folder / f"home-{name}")
     return Child(command, folder / f"{name}{''.join(flags)}.log", home)
 
 
-def bare(folder: Path, plan: RunFile, link: SuperLink, names: Sequence[str], rounds: int) -> list[float]:
-    """Time Flower without our code."""
-    app, out = folder / "bare", Path(os.environ[OUT])
+def bare(folder: Path, names: Sequence[str], rounds: int) -> tuple[list[float], dict[str, float]]:
+    """Time Flower without our code: its SuperLink, its SuperNodes and an app, each as it is installed."""
+    app, out, home = folder / "bare", Path(os.environ[OUT]), environment(folder / "flower")
+    keys, port = folder / "keys", free_port()
     app.mkdir()
     (app / "pyproject.toml").write_text(APP)
     (app / "bare.py").write_text(CODE)
-    bridge = link.bridge
-    assert bridge is not None
-    out.write_text(json.dumps({"nodes": [bridge._nodes[name] for name in names], "rounds": rounds}))
-    children = [node(folder, name, plan, "--apps") for name in names]
+    authority = keys / "coordinator" / "ca.pem"
+    (folder / "flower" / "config.toml").write_text(
+        f'[superlink]\ndefault = "farthing"\n\n[superlink.farthing]\naddress = "127.0.0.1:{port}"\n'
+        f'root-certificates = "{authority}"\n'
+    )
+    (folder / "no.key").write_text("none")  # Flower's SuperLink asks for none
+    home[KEY_FILE] = str(folder / "no.key")
+    command = [program("flower-superlink"), "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--ssl-certfile", str(keys / "coordinator" / "server.pem")]
+    command += ["--ssl-keyfile", str(keys / "coordinator" / "server.key")]
+    command += ["--ssl-ca-certfile", str(authority), "--enable-supernode-auth"]
+    command += ["--database", str(folder / "bare.db")]
+    link = Child(command, folder / "bare.log", home)
+    children = [node(folder, name, f"127.0.0.1:{port}", "--apps") for name in names]
+
+    def ordered(*arguments: str) -> list[dict[str, object]]:
+        command = [sys.executable, "-m", "farthing.deploy.flower.superlink", *arguments]
+        said = subprocess.run(command, env=home, capture_output=True, text=True, timeout=LONGEST)
+        return list(objects(said.stdout)) or [{"said": said.stdout + said.stderr}]
+
     try:
+        link.start()
+        wait_for(lambda: is_open(port), "Flower's SuperLink", folder / "bare.log")
+        cards = []
+        for name in names:
+            card = keyring.PublicKeys.load(keys / name / "public.toml")
+            cards.append(folder / f"{name}.pub")
+            cards[-1].write_text(card.node + "\n")
+        nodes = ordered("register", *map(str, cards))
+        assert all("node-id" in one for one in nodes), nodes
+        out.write_text(json.dumps({"nodes": [one["node-id"] for one in nodes], "rounds": rounds}))
         for child in children:
             child.start()
-        link._control("run", str(app))
-        done = Path(f"{out}.done")
-        while not done.exists():
-            time.sleep(1)
+        (begun,) = ordered("run", str(app))
+        assert begun.get("success"), begun
+        begun_at, done = Path(f"{out}.begun"), Path(f"{out}.done")
+        wait_for(begun_at.exists, "Flower's app", folder / "bare.log")
+        work = Work({"SuperLink and its app": [link], "nodes and their apps": children})
+        wait_for(done.exists, "Flower's app", folder / "bare.log")
         seconds: list[float] = json.loads(done.read_text())
-        return seconds
+        return seconds, work.each(rounds)
     finally:
-        for child in children:
+        for child in [*children, link]:
             child.stop()
+
+
+class Work:
+    """CPU seconds of groups of processes, from now on."""
+
+    def __init__(self, groups: Mapping[str, Sequence[Child]]) -> None:
+        self._groups, self._before = groups, {name: cpu_seconds(group) for name, group in groups.items()}
+
+    def each(self, rounds: int) -> dict[str, float]:
+        """CPU seconds a round of each group."""
+        return {
+            name: (cpu_seconds(group) - self._before[name]) / rounds for name, group in self._groups.items()
+        }
+
+
+def cpu_seconds(children: Sequence[Child]) -> float:
+    """CPU seconds of processes and of those in their sessions, which they have started."""
+    sessions, ticks = {str(child.pid) for child in children}, 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile: its parent has its time
+            fields = path.read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15])) if fields[3] in sessions else 0
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def wait_for(there: Callable[[], bool], what: str, log: Path) -> None:
+    """Wait for something that takes `LONGEST` seconds at most."""
+    until = time.monotonic() + LONGEST
+    while not there():
+        if time.monotonic() > until:
+            raise SystemExit(f"{what} did not answer in {LONGEST:g} s:\n{log.read_text()[-4000:]}")
+        time.sleep(0.5)
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def empty(transport: Transport, names: Sequence[str], rounds: int) -> list[float]:
@@ -152,9 +229,7 @@ def started(count: int) -> tuple[float, float]:
     """Return the seconds from the start of all processes to the end of the first round, and CPU seconds."""
     with tempfile.TemporaryDirectory(prefix="fs-") as text:
         folder, names = Path(text), [f"p{number}" for number in range(count)]
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         method = 'name = "addp"\nrounds = 5\nmost = 1\ndraw = "poisson:0.1"'
         run = set_up(folder, names, port=port, method=method, records=1000)
         commands = {"serve": ["serve", str(run)]}
@@ -198,18 +273,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         folder, rounds = Path(text), options.rounds
         names = [f"p{number}" for number in range(options.parties)]
         rivals = [f"bare{number}" for number in range(options.parties)]
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         method = 'name = "addp"\nrounds = 5\ndraw = "poisson:0.1"'
         plan = RunFile.load(set_up(folder, names, port=port, method=method, records=1000))
         for name in rivals:
             (folder / name).mkdir()
         keyring.make(folder / "keys", rivals, [], coordinator=False)
-        cards = {
-            name: keyring.PublicKeys.load(folder / "keys" / name / "public.toml")
-            for name in [*names, *rivals]
-        }
         plan.folder.mkdir()
         os.environ[OUT] = str(folder / "out")
         guards = [
@@ -219,30 +288,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
             for name in names
         ]
-        nodes = [node(folder, name, plan) for name in names]
-        link = SuperLink(
-            Address("127.0.0.1", port), plan.keys, {n: c.node for n, c in cards.items()}, plan.folder
-        )
+        nodes = [node(folder, name, f"localhost:{port}") for name in names]
+        measured, spent = dict[str, list[float]](), dict[str, dict[str, float]]()
+        measured["bare"], spent["bare"] = bare(folder, rivals, rounds)
+        known = {name: card.node for name, card in plan.parties.items()}
+        link = SuperLink(Address("127.0.0.1", port), plan.keys, known, plan.folder)
         try:
             assert link.bridge is not None
-            measured = {"bare": bare(folder, plan, link, rivals, rounds)}
+            assert link._link is not None
             for child in [*guards, *nodes]:
                 child.start()
             while not all(listening(folder / name / "guard.sock") for name in names):
                 time.sleep(0.2)
             measured["empty"] = empty(link.bridge, names, rounds)
+            counted = Work({"SuperLink": [link._link], "nodes": nodes, "guards": guards})
+            own = time.process_time()
             measured["ours"] = ours(plan, link.bridge, "flower", rounds)
+            spent["ours"] = counted.each(rounds + 1) | {"here": (time.process_time() - own) / (rounds + 1)}
             near = UnixSockets({name: folder / name / "guard.sock" for name in names})
             measured["local"] = ours(plan, near, "near", rounds)
         finally:
             for child in [*nodes, *guards]:
                 child.stop()
             link.close()
-    times = {what: statistics.median(seconds[1:]) for what, seconds in measured.items()}
+    times = {what: statistics.median(took[1:]) for what, took in measured.items()}
     print(f"{options.parties} parties, seconds a round, medians of {rounds}")
-    for what, seconds in measured.items():
-        low, high = min(seconds[1:]), max(seconds[1:])
+    for what, took in measured.items():
+        low, high = min(took[1:]), max(took[1:])
         print(f"{what:6} {times[what]:8.3f}  ({low:.3f} to {high:.3f})")
+    for what, groups in spent.items():
+        print(f"{what:6} CPU s a round: " + ", ".join(f"{name} {one:.3f}" for name, one in groups.items()))
     print(f"ours over bare  {times['ours'] / times['bare']:.2f}")
     print(f"ours over empty {times['ours'] / times['empty']:.2f}")
 

@@ -62,6 +62,21 @@ def test_channels_are_moduli_of_convolutions(path):
     assert found == pytest.approx(wanted, abs=0.06 * np.abs(wanted).max())
 
 
+@pytest.mark.parametrize("path", [(0, 1), (1, 3), (0, 2, 1, 5)], ids=str)
+def test_channels_are_computed_at_the_resolution_of_their_band(path):
+    """To the last digits: each convolution at full resolution, then every second pixel where a band is."""
+    image, scattering = images(1)[0], Scattering((16, 16), orientations=6)
+    x, halved, size = np.pad(image.double().numpy(), 4, mode="reflect"), 0, 24
+    for band, turn in zip(path[::2], path[1::2], strict=True):
+        x = np.abs(convolved(x, wavelet(size, band, turn * math.pi / 6, 6))[:: 2**band, :: 2**band])
+        halved = band
+    step, kernel = 2**halved, smooth(size, 2)
+    coarse = kernel[::step, ::step] * step**2
+    wanted = convolved(x, coarse).real[:: 4 // step, :: 4 // step][1:-1, 1:-1]
+    place = 1 + 6 * path[0] + path[1] if len(path) == 2 else 13 + 6 * path[1] + path[3]
+    assert scattering(image[None])[0, place].double().numpy() == pytest.approx(wanted, abs=1e-6)
+
+
 def test_shapes_and_channels():
     assert Scattering((28, 28)).channels == 81
     assert Scattering((16, 32))(torch.zeros(2, 3, 16, 32)).shape == (2, 3, 81, 4, 8)

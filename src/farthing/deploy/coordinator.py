@@ -109,6 +109,7 @@ class Remote:
         if not enrolled or (self._least or 0) > len(enrolled):
             raise InvalidValue(f"least must be at most the number of parties, {len(enrolled)}, got {least!r}")
         self._round, self._stream = 0, Stream()
+        self._first = 0  # the turn of a plan of shares at which the run began
         self._recent: dict[int, tuple[Question, bytes]] = {}  # questions whose answers may still come
         self._checkpoint = Checkpoint(checkpoint, run, enrolled)
         requests = SignedExchange(transport, signer, self._enrolled)
@@ -198,12 +199,15 @@ class Remote:
         self._roster.invite(invitation)
         recorded = self._checkpoint.next()
         if recorded is None:
-            self._roster.propose(self._turn(), form, self._seconds)
-            self._checkpoint.add({"invitation": form, "parties": self._roster.snapshot()})
+            stands = self._roster.propose(self._turn(), form, self._seconds)
+            self._first = max(0, stands - self._round)
+            said = {"invitation": form, "parties": self._roster.snapshot(), "first": self._first}
+            self._checkpoint.add(said)
         elif recorded[0].get("invitation") != form:
             raise InvalidValue("the checkpoint belongs to other terms: use another folder")
         else:
             self._roster.restore(recorded[0]["parties"])
+            self._first = recorded[0].get("first", 0)
 
     # --- rounds
 
@@ -330,7 +334,8 @@ class Remote:
         return RoundId(self._run, self._round, self._checkpoint.nonce(self._round))
 
     def _question(self, asked: Asked, shape: tuple[int, ...]) -> Question:
-        return Question(self._turn(), self._dataset, self._invitation, asked, shape)
+        turn = self._turn()
+        return Question(turn, self._dataset, self._invitation, asked, shape, first=self._first)
 
     def _replayed(self, said: dict[str, Any], body: bytes, weights: str, question: Question) -> Answers:
         same = said.get("weights") == weights and said.get("evaluation", False) is question.evaluates

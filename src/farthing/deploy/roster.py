@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import median_high
 from typing import Any
 
 from farthing.budget import Budget
@@ -338,16 +339,21 @@ class PartyRoster:
             log.warning("%s cannot take part: %s", party.name, error)
             return error
 
-    def propose(self, turn: RoundId, form: dict[str, Any], seconds: float) -> None:
-        """Ask the parties whether they agree to the terms; `BudgetSpent` where none does."""
-        parties, agreed = {party.name: party for party in self.members if party.asked}, set()
+    def propose(self, turn: RoundId, form: dict[str, Any], seconds: float) -> int:
+        """Ask the parties whether they agree to the terms; `BudgetSpent` where none does.
+
+        Returns the turn at which the plan of most of them stands, if their answers are shares of one. Who is
+        behind forfeits turns, so that one party which claims to be ahead must not decide.
+        """
+        parties, agreed = {party.name: party for party in self.members if party.asked}, dict[str, int]()
 
         def agree(name: str, opened: Opened) -> None:
             said = opened.fields()
             if RoundId.of(said) != turn:
                 refuse(Reason.STALE, "the agreement is for another run")
+            stands = said.whole("turn", 0, forms.MOST_ROUNDS) if "turn" in said.plain() else 0
             parties[name].told(said.whole("left"), forms.row_of(said.take("row")))
-            agreed.add(name)
+            agreed[name] = stands
 
         header = turn.header() | {"dataset": self._dataset, "invitation": form}
         requests = dict.fromkeys(parties, (MessageKind.PROPOSAL, header, b""))
@@ -360,6 +366,7 @@ class PartyRoster:
         if not self.alive:
             reasons = ", ".join(f"{p.name}: {p.reason or p.state}" for p in self.members)
             raise BudgetSpent(f"no party agreed: {reasons}")
+        return median_high(agreed.values()) if agreed else 0
 
     # --- rounds
 

@@ -80,7 +80,6 @@ class Scattering(nn.Module):
     (5, 81, 7, 7)
     """
 
-    _low: Tensor
     _bands: Tensor
 
     def __init__(self, size: tuple[int, int], scales: int = 2, orientations: int = 8) -> None:
@@ -98,8 +97,11 @@ class Scattering(nn.Module):
             )
             for j in range(scales)
         ]
-        self.register_buffer("_low", _low_pass(padded, scales), persistent=False)
         self.register_buffer("_bands", torch.stack(bands), persistent=False)
+        for halved in range(scales):
+            for side, length in zip(("rows", "columns"), padded, strict=True):
+                low = _low_pass(length, scales, halved)
+                self.register_buffer(f"_{side}_{halved}", low, persistent=False)
 
     @property
     def channels(self) -> int:
@@ -112,40 +114,52 @@ class Scattering(nn.Module):
         if images.shape[-2:] != self.size:
             raise InvalidValue(f"images must be {self.size}, got {tuple(images.shape[-2:])}")
         lead, cell = images.shape[:-2], 2**self.scales
-        flat = images.reshape(-1, 1, *self.size).float()
-        waves = torch.fft.fft2(nn.functional.pad(flat, (cell,) * 4, mode="reflect"))
-        found = [self._averaged(waves, 0)]
-        second = []
+        flat = nn.functional.pad(images.reshape(-1, 1, *self.size).float(), (cell,) * 4, mode="reflect")
+        waves = torch.fft.fft2(flat)
+        found, second = [self._averaged(flat, 0)], []
         for j in range(self.scales):
             moved = self._modulus(waves, j, 0)
             found.append(self._averaged(moved, j))
+            spectrum = torch.fft.fft2(moved) if j + 1 < self.scales else moved
             for finer in range(j + 1, self.scales):
-                both = self._modulus(moved.unsqueeze(2), finer, j)
-                second.append(self._averaged(both.flatten(1, 2), finer))
+                second.append(self._averaged(self._modulus(spectrum, finer, j), finer))
         return torch.cat(found + second, dim=1).reshape(*lead, self.channels, *(s // cell for s in self.size))
 
     def _modulus(self, waves: Tensor, band: int, halved: int) -> Tensor:
-        """Spectrum of |x * ψ| for all orientations of a band, at resolution 2^-band."""
-        filters = _folded(self._bands[band], 2**halved, filters=True)
-        moved: Tensor = torch.fft.ifft2(_folded(waves * filters, 2 ** (band - halved)))
-        spectrum: Tensor = torch.fft.fft2(moved.abs())
-        return spectrum
+        """|x * ψ| of every channel for all orientations of a band, at resolution 2^-band."""
+        filters = _folded(self._bands[band], 2**halved)
+        moved: Tensor = torch.fft.ifft2(_subsampled(waves, filters, 2 ** (band - halved)))
+        return moved.abs()
 
-    def _averaged(self, waves: Tensor, halved: int) -> Tensor:
-        """x * φ at every 2^J-th pixel, less the mirrored edges."""
-        low = _folded(self._low, 2**halved, filters=True)
-        smooth = _folded(waves * low, 2 ** (self.scales - halved))
-        averaged: Tensor = torch.fft.ifft2(smooth).real
-        return averaged[..., 1:-1, 1:-1]
+    def _averaged(self, pictures: Tensor, halved: int) -> Tensor:
+        """x * φ at every 2^J-th pixel, less the mirrored edges; φ is a product of rows and columns."""
+        rows, columns = (self.get_buffer(f"_{side}_{halved}") for side in ("rows", "columns"))
+        averaged: Tensor = rows @ pictures @ columns.T
+        return averaged
 
 
-def _folded(waves: Tensor, step: int, *, filters: bool = False) -> Tensor:
-    """Return the spectrum of every ``step``-th pixel: aliases are averaged, those of a filter added up."""
+def _subsampled(waves: Tensor, filters: Tensor, step: int) -> Tensor:
+    """Return spectra of all filtered channels at every ``step``-th pixel: the mean over aliases.
+
+    A frequency of the result is a product (channels, aliases) · (aliases, filters).
+    """
+    count, _, height, width = waves.shape
     if step == 1:
-        return waves
-    height, width = waves.shape[-2] // step, waves.shape[-1] // step
-    aliases: Tensor = waves.unflatten(-1, (step, width)).unflatten(-3, (step, height))
-    return aliases.sum(dim=(-4, -2)) if filters else aliases.mean(dim=(-4, -2))
+        plain: Tensor = (waves.unsqueeze(2) * filters).flatten(1, 2)
+        return plain
+    height, width = height // step, width // step
+    places, aliases = height * width, step * step
+    left = waves.reshape(-1, step, height, step, width).permute(2, 4, 0, 1, 3).reshape(places, -1, aliases)
+    right = filters.reshape(-1, step, height, step, width).permute(2, 4, 1, 3, 0).reshape(places, aliases, -1)
+    both: Tensor = torch.bmm(left, right / aliases).reshape(height, width, count, -1)
+    return both.permute(2, 3, 0, 1)
+
+
+def _folded(filters: Tensor, step: int) -> Tensor:
+    """Return the spectra of filters at every ``step``-th pixel: aliases are added up."""
+    height, width = filters.shape[-2] // step, filters.shape[-1] // step
+    aliases: Tensor = filters.unflatten(-1, (step, width)).unflatten(-3, (step, height))
+    return aliases.sum(dim=(-4, -2))
 
 
 def _gabor(size: list[int], width: float, frequency: float, angle: float, slant: float) -> Tensor:
@@ -171,10 +185,15 @@ def _morlet(size: list[int], band: int, angle: float, orientations: int) -> Tens
     return spectrum.to(torch.complex64)
 
 
-def _low_pass(size: list[int], scales: int) -> Tensor:
-    """Spectrum of φ."""
-    spectrum: Tensor = torch.fft.fft2(_gabor(size, _WIDTH * 2 ** (scales - 1), 0.0, 0.0, 1.0))
-    return spectrum.to(torch.complex64)
+def _low_pass(length: int, scales: int, halved: int) -> Tensor:
+    """φ along one side, from every 2^halved-th pixel to every 2^scales-th that is no mirrored edge."""
+    width = _WIDTH * 2 ** (scales - 1)
+    places = torch.arange(-_COPIES * length, (_COPIES + 1) * length, dtype=torch.float64)
+    wave = torch.exp(-(places**2) / (2 * width**2)) * (2**halved / (math.sqrt(2 * math.pi) * width))
+    wave = wave.unflatten(0, (-1, length)).sum(0)
+    after, before = (torch.arange(0, length, 2**step) for step in (scales, halved))
+    low: Tensor = wave[(after[1:-1, None] - before) % length].float()
+    return low
 
 
 POWER, RIDGE = 0.7, 0.1  # chosen on Fashion-MNIST: how far to white, and the share of mean variance added

@@ -290,6 +290,57 @@ def test_a_session_of_a_turn_that_is_over_is_refused_before_a_charge(village, to
     assert village.check()["p0"] == (2, 2)
 
 
+def shared_rounds(village, guards, run, rounds):
+    """The numbers of parties in some rounds of a run of shares."""
+    clients = village.clients(InProcess({name: one.answer for name, one in guards.items()}), run=run)
+    clients.invite(SHARES)
+    return [clients.ask(GRADIENT, W).count for _ in range(rounds)]
+
+
+def test_a_second_run_of_shares_goes_on_where_the_plan_stands(village):
+    """A pilot, then the run: nothing is charged twice, and all shares of a sum are of one turn."""
+    settled(village, 3, records=50, **DISTRIBUTED)
+    for house in village.houses.values():
+        house.policy.write_text(house.policy.read_text().replace("rounds = 1000", f"rounds = {TURNS}"))
+    guards, given = {name: house.open() for name, house in village.houses.items()}, []
+    for guard in guards.values():
+
+        def noted(key, answer, terms, told=guard.released):
+            given.append((*key.split("/")[1:3], answer.receipt.turn))
+            return told(key, answer, terms)
+
+        guard.released = noted
+    assert shared_rounds(village, guards, "pilot", 2) == [3, 3]
+    assert shared_rounds(village, guards, "run-2", TURNS - 2) == [3] * (TURNS - 2)
+    turn = {("pilot", "1"): 0, ("pilot", "2"): 1} | {("run-2", str(n)): n + 1 for n in range(1, TURNS - 1)}
+    assert given == [(*about, number) for about, number in turn.items() for _ in guards]
+    with pytest.raises(ft.errors.BudgetSpent, match="no party agreed: p0: spent"):
+        shared_rounds(village, guards, "run-3", 1)
+    assert village.check(verify="p1") == dict.fromkeys(guards, (TURNS, TURNS))
+
+
+def test_a_resumed_second_run_keeps_its_first_turn(village, tmp_path):
+    settled(village, 3, records=50, **DISTRIBUTED)
+    guards = {name: house.open() for name, house in village.houses.items()}
+    shared_rounds(village, guards, "pilot", 2)
+    transport, totals = InProcess({name: one.answer for name, one in guards.items()}), []
+    for rounds in (2, 3):
+        clients = village.clients(transport, run="run-2", checkpoint=tmp_path / "checkpoint")
+        clients.invite(SHARES)
+        totals.append([clients.ask(GRADIENT, W).total for _ in range(rounds)])
+        clients.close()
+    np.testing.assert_array_equal(totals[0], totals[1][:2])
+    assert village.check() == dict.fromkeys(guards, (5, 5))
+
+
+def test_one_party_that_claims_to_be_ahead_makes_nobody_forfeit_turns(village, monkeypatch):
+    settled(village, 4, records=50, **DISTRIBUTED)
+    guards = {name: house.open() for name, house in village.houses.items()}
+    monkeypatch.setattr(guards["p3"], "_taken_turns", lambda terms: TURNS - 1)
+    assert shared_rounds(village, guards, "run-1", 1) == [3]  # it refuses what it claims is over
+    assert village.check() == dict.fromkeys(("p0", "p1", "p2"), (1, 1)) | {"p3": (0, 0)}
+
+
 def test_a_share_of_another_turn_than_the_rounds_is_not_released(village, told, monkeypatch):
     """Should the books ever differ from what the guard counted, nothing goes out."""
     settled(village, 3, **DISTRIBUTED)

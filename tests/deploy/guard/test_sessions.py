@@ -124,3 +124,11 @@ def test_a_threshold_must_keep_secrets_from_those_in_league_with_the_coordinator
     adverts = {name: session.open(name) for name in session.guards}
     assert session.share("p0", adverts, 2) is Reason.MEMBERS
     assert isinstance(session.share("p0", adverts, 3), bytes)
+
+
+def test_members_that_are_told_other_turns_of_a_plan_make_no_sum(session, village):
+    """A coordinator that lies to one of them about where the run began: the session's digest covers it."""
+    adverts = {name: session.open(name, **({"first": 3} if name == "p0" else {})) for name in session.guards}
+    for name in session.guards:
+        assert session.share(name, adverts) is Reason.MEMBERS
+    assert set(village.check().values()) == {(0, 0)}

@@ -291,7 +291,7 @@ def _end_soon(messaging: DirectMessaging) -> None:
         messaging.end()
         before(server, *signal)
 
-    uvicorn.Server.handle_exit = end  # type: ignore[method-assign]
+    setattr(uvicorn.Server, "handle_exit", end)  # noqa: B010 (its type is another)
 
 
 def main() -> None:

@@ -201,7 +201,10 @@ class Guard:
         self._of_ours(dataset)
         self._past.read(self._ledger)
         terms = self._allowed(invitation)
-        return self._sealed(MessageKind.AGREEMENT, turn, opened, {"left": self._left(terms), **self._row()})
+        header = {"left": self._left(terms), **self._row()}
+        if plans.shares_plan(invitation, terms):
+            header["turn"] = self._taken_turns(terms)
+        return self._sealed(MessageKind.AGREEMENT, turn, opened, header)
 
     def _question(self, opened: Opened) -> bytes:
         question = Question.of(opened.fields())
@@ -271,15 +274,19 @@ class Guard:
 
     def _behind(self, question: Question, terms: Terms) -> int:
         """Return how many turns of its plan a round skips."""
-        turn, next_turn = plans.turn_of(question, terms), self._past.counts.get(self._event(terms), 0)
+        turn, next_turn = plans.turn_of(question, terms), self._taken_turns(terms)
         if turn is not None and turn < next_turn:
             refuse(Reason.STALE, f"round {turn + 1} is over: the plan is at turn {next_turn + 1}")
         return 0 if turn is None else turn - next_turn
 
+    def _taken_turns(self, terms: Terms) -> int:
+        """Return how many rounds were charged on these terms."""
+        return self._past.counts.get(self._event(terms), 0)
+
     def _left(self, terms: Terms) -> int:
         """Return how many more rounds budget and policy allow."""
         price, event = terms.price(self.policy.budget), self._event(terms)
-        by_budget = self._past.promised.get(event, terms.rounds) - self._past.counts.get(event, 0)
+        by_budget = self._past.promised.get(event, terms.rounds) - self._taken_turns(terms)
         left = max(0, min(by_budget, self.policy.limits.rounds - self._past.charged))
         if not left or not self._adaptive(terms) or self._ledger.affords(price, left):
             return left

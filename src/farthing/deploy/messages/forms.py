@@ -389,7 +389,8 @@ class RoundId:
 class Question:
     """A coordinator's question, which carries everything that a guard needs: the guard keeps no state.
 
-    ``seen`` is the newest row of the guard's ledger that the coordinator knows of (number and hash).
+    ``seen`` is the newest row of the guard's ledger that the coordinator knows of (number and hash);
+    ``first`` is the turn of a plan that all shares of the run's first round are of.
     """
 
     turn: RoundId
@@ -398,15 +399,21 @@ class Question:
     contribution: Asked
     shape: tuple[int, ...]
     seen: tuple[int, str] | None = None
+    first: int = 0
 
     def header(self) -> dict[str, Any]:
-        return self.turn.header() | {
-            "dataset": checked_name(dataset=self.dataset),
-            "invitation": invitation(self.invitation),
-            "contribution": contribution(self.contribution),
-            "shape": list(self.shape),
-            "seen": None if self.seen is None else list(self.seen),
-        }
+        later = {"first": self.first} if self.first else {}
+        return (
+            self.turn.header()
+            | later
+            | {
+                "dataset": checked_name(dataset=self.dataset),
+                "invitation": invitation(self.invitation),
+                "contribution": contribution(self.contribution),
+                "shape": list(self.shape),
+                "seen": None if self.seen is None else list(self.seen),
+            }
+        )
 
     @classmethod
     def of(cls, given: Fields) -> "Question":
@@ -416,6 +423,7 @@ class Question:
             contribution_of(given.inner("contribution")),
         )
         shape, seen = given.take("shape"), given.take("seen")
+        first = given.whole("first", 1, MOST_ROUNDS) if "first" in given.plain() else 0
         given.done()
         if not isinstance(shape, list) or not 1 <= len(shape) <= 2:
             refuse(Reason.SHAPE, "weights have one or two sides")
@@ -425,7 +433,7 @@ class Question:
             refuse(Reason.SHAPE, "a side of the weights is out of range")
         if network and len(shape) != 1:
             refuse(Reason.SHAPE, "weights of a network are one flat array")
-        return cls(turn, dataset, invited, asked, tuple(shape), row_of(seen))
+        return cls(turn, dataset, invited, asked, tuple(shape), row_of(seen), first)
 
     def pack(self, values: Array) -> bytes:
         """Return weights or an answer as a body: float64, or float32 for a network."""
