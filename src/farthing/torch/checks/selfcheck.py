@@ -38,7 +38,7 @@ from farthing.torch.checks.independence import (
 from farthing.torch.checks.leftovers import Wall
 from farthing.torch.checks.probe import Source, devices, form_of
 from farthing.torch.gradients.isolation import Isolation
-from farthing.torch.gradients.layout import Layout, Sketch
+from farthing.torch.gradients.layout import Sketch
 from farthing.torch.gradients.tape import Loss, call, one
 
 T = TypeVar("T")
@@ -46,13 +46,8 @@ T = TypeVar("T")
 _EXAMPLES = 4
 
 
-def refuse_known(model: nn.Module, layout: Layout) -> None:
-    """Refuse modules that are known to mix examples, or to keep something of them, and other parameters."""
-    if Layout.of(model) != layout:
-        raise Unsupported(
-            "other parameters are trained than when this training was made: which ones have requires_grad, "
-            "their names and shapes stay as they are; make another training for others"
-        )
+def refuse_known(model: nn.Module) -> None:
+    """Refuse modules that are known to mix examples, or to keep something of them."""
     for name, module in model.named_modules():
         what = f"{name or 'the model'} ({type(module).__name__})"
         match module:

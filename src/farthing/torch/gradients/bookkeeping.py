@@ -31,7 +31,7 @@ from farthing.torch.gradients.isolation import Isolation
 from farthing.torch.gradients.layers import most_positions, rules_of
 from farthing.torch.gradients.layout import Layout, Sketch
 from farthing.torch.gradients.mlp import Stack
-from farthing.torch.gradients.plain import Makeup, Plain, bare, without_cudnn
+from farthing.torch.gradients.plain import Makeup, Plain, TrainedWeights, bare, without_cudnn
 from farthing.torch.gradients.tape import Passes, TapePlan, one_thread, record_losses, reseed, ungrouped
 from farthing.torch.gradients.terms import Route, RowTerms, Term, fastest
 from farthing.torch.kernels import blocks, totals
@@ -122,7 +122,7 @@ class Gradient:
         if physical_batch_size is not None:
             validate.count(physical_batch_size=physical_batch_size)
         self.physical_batch_size = physical_batch_size
-        self.layout = Layout.of(model)
+        self.layout, self.weights = Layout.of(model), TrainedWeights(model)
         if route not in ROUTES:
             raise InvalidValue(f"route must be one of {', '.join(ROUTES)}, got {route!r}")
         self.isolation = Isolation(route) if route in tuple(Isolation) else None
@@ -276,7 +276,9 @@ class Gradient:
 
         Only shapes and dtypes of what is given are used. Runs by itself with the first batch.
         """
-        refuse_known(self.model, self.layout)
+        if not self.plain.sharded:  # while weights are gathered the model holds others
+            self.weights.refuse_changes()
+        refuse_known(self.model)
         if self._example is not None:
             source = Source(*self._example, public=True)
         elif weights is not None and weights.ndim == 2:
@@ -414,10 +416,8 @@ class Gradient:
 
         ``own``: the batch lies in buffers of our own, in which an example that is not finite may be blanked.
         """
-        terms: dict[int, Term] = {}
-        norms: dict[int, Tensor] = {}
-        spans = self._spans
-        clip, scale = live
+        terms, norms = dict[int, Term](), dict[int, Tensor]()
+        spans, (clip, scale) = self._spans, live
         inverse = None if scale is None else scale.reciprocal()
         clamps = rule.by_coordinate
         assert self._passes is not None

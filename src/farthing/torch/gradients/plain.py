@@ -30,6 +30,7 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils import checkpoint
 
+from farthing.errors import Unsupported
 from farthing.torch.gradients.tape import running
 
 _HookedNorm: Any = sys.modules["torch.nn.utils.spectral_norm"].SpectralNorm  # its name is a function's, too
@@ -74,10 +75,72 @@ def _parts(model: nn.Module) -> Iterator[Any]:
             yield from hooks.values()
         for p in module._parameters.values():
             if p is not None:
+                yield p
                 yield p.requires_grad
                 yield p.dtype
     for name in _HOOKS:
         yield from getattr(torch.nn.modules.module, f"_global{name}").values()
+
+
+class TrainedWeights:
+    """The trained parameters of a model, as they are when a run begins: ``each`` of them once.
+
+    Sums and optimisers hold these very objects. One that takes the place of another later on (an assignment
+    to ``layer.weight``, ``load_state_dict(…, assign=True)``), comes, goes, is frozen or changes its dtype,
+    shape or device would be left out by them, or get noise alone.
+
+    >>> model = nn.Linear(3, 2)
+    >>> weights = TrainedWeights(model)
+    >>> _ = model.weight.data.zero_()  # other values are as welcome as before
+    >>> weights.refuse_changes()
+    >>> model.weight = nn.Parameter(torch.ones(2, 3))
+    >>> weights.refuse_changes()
+    Traceback (most recent call last):
+        ...
+    farthing.errors.Unsupported: weight is another parameter than when this run began, ...
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._seen = model, _trained(model)
+        self.each = [p for p in model.parameters() if p.requires_grad]  # held, so that no id is used again
+
+    def refuse_changes(self) -> None:
+        """Raise unless the model still has these parameters, as they were; looks at no weight."""
+        settle(self._model.modules())
+        now, before = _trained(self._model), self._seen
+        if list(now.items()) == list(before.items()):
+            return
+        changed = (name for name in (*before, *now) if now.get(name) != before.get(name))
+        name = next(changed, "")
+        what = f"{name} {_difference(before.get(name), now.get(name))}" if name else _TURNED
+        raise Unsupported(
+            f"{what}, and what is summed and updated are the parameters of then. Write new values into "
+            "those (load_state_dict without assign=True, or parameter.data.copy_(values)); after any "
+            "other change call train anew: a ledger goes on with what is left of its budget"
+        )
+
+
+_TURNED = "the model's parameters have another order than when this run began"
+_Form = tuple[int, torch.dtype, torch.Size, torch.device]
+
+
+def _trained(model: nn.Module) -> dict[str, _Form]:
+    """Return what is trained under which name, tied parameters under each of theirs."""
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: (id(p), p.dtype, p.shape, p.device) for name, p in named if p.requires_grad}
+
+
+def _difference(before: _Form | None, now: _Form | None) -> str:
+    """Say how a parameter differs from what it was."""
+    if before is None:
+        return "is trained now and was not (or was not there) when this run began"
+    if now is None:
+        return "was trained when this run began, and is frozen or gone now"
+    if before[0] != now[0]:
+        return "is another parameter than when this run began"
+    names = ("dtype", "shape", "device")
+    changed = next((n, a, b) for n, a, b in zip(names, before[1:], now[1:], strict=True) if a != b)
+    return f"has {changed[0]} {changed[2]} now and had {changed[1]} when this run began"
 
 
 @contextmanager

@@ -196,6 +196,7 @@ def dpagd(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     memory, chosen, receipts = np.zeros(sums.layout.size), list[float](), []
     while True:
+        sums.weights.refuse_changes()
         answer = door.ask(pricing.query(gradient, exactness))
         known = answer.value.double().cpu().numpy()
         receipts.append(answer.receipt)

@@ -51,7 +51,7 @@ from farthing.queries.query import Query, Receipt
 from farthing.torch.checks import overlap
 from farthing.torch.checks.selfcheck import materialise, refuse_other_kinds
 from farthing.torch.gradients.bookkeeping import Gradient
-from farthing.torch.gradients.plain import Plain, settle
+from farthing.torch.gradients.plain import Plain, TrainedWeights, settle
 from farthing.torch.kernels.noise import TensorGaussian
 from farthing.torch.training import correlated, distributed, personal, sharding
 from farthing.torch.training.adapting import Rule
@@ -346,7 +346,8 @@ class Training:
             Promised(plan, place) if plan.promised else Filtered(plan, asks, kind, ledger, rule)
         )
         self._bounds, self._parts, self._plain = bounds, parts, Plain(model)
-        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._weights = TrainedWeights(model)
+        self._trained = self._weights.each
         bounds.covers(self.steps)
         first = bounds.at(1, plan.noise_multiplier(0), plan.expected_batch_size).norm()
         length = replace(plan, steps=self.steps)
@@ -398,6 +399,7 @@ class Training:
         for terms in course:
             query = self._query(course.place, terms)
             self.optimizer.zero_grad(set_to_none=True)
+            self._weights.refuse_changes()
             if device.type == "cpu" or course.place % _LOOK == 1:
                 refuse_nan(self.model)
             try:
