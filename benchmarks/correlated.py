@@ -4,7 +4,8 @@ python -m benchmarks.correlated [--device cuda] [--small] [--only TEXT] [--bands
 
 For each model a batch of `ft.torch.train` (draw, sum, noise, update, ledger and all) with independent noise,
 with noise over a number of bands and with buffers, in alternating blocks, so that load affects all alike; the
-ratio is the median over pairs of blocks. Memory (on a GPU) is what a run holds after some batches beyond a
+ratio is the median over pairs of blocks. On a CPU it is CPU time, of all threads, for networks of a size for
+CPUs. Memory (on a GPU) is what a run holds after some batches beyond a
 run with independent noise, in arrays of four bytes a weight: `bands` - 1 are expected for bands, and four for
 two buffers. First, on a GPU with Triton, the kernel is compared with integers in numpy.
 """
@@ -13,12 +14,42 @@ import argparse
 import gc
 import statistics
 import sys
+import time
 from collections import deque
 from typing import Any
 
 from benchmarks.gpu import Clock, Step, losses, models
 
 WARM = 40  # batches until nothing more is allocated: longer than the bands
+
+
+class ProcessClock(Clock):
+    """A clock for the CPU time of one step, of all threads."""
+
+    def _block(self, step: Step, count: int) -> float:
+        start = time.process_time()
+        for _ in range(count):
+            step()
+        return (time.process_time() - start) * 1e3 / count
+
+
+def cpu_models(torch: Any) -> dict[str, Any]:
+    """Return, by name, a function that makes a model of a size for CPUs, and inputs for one batch."""
+    nn = torch.nn
+
+    def mlp(width: int, batch: int) -> Any:
+        make = lambda: nn.Sequential(nn.Linear(784, width), nn.ReLU(), nn.Linear(width, 10))  # noqa: E731
+        return make, lambda device: (torch.randn(batch, 784, device=device), None)
+
+    def cnn() -> Any:
+        first, second = nn.Conv2d(1, 16, 8, 2, padding=3), nn.Conv2d(16, 32, 4, 2)
+        body = first, nn.Tanh(), nn.MaxPool2d(2, 1), second, nn.Tanh(), nn.MaxPool2d(2, 1)
+        return nn.Sequential(*body, nn.Flatten(), nn.Linear(512, 32), nn.Tanh(), nn.Linear(32, 10))
+
+    found = {f"mlp 784-{width}-10": mlp(width, 512) for width in (10, 100, 500)}
+    found["mlp 784-1000-10"] = mlp(1000, 1024)
+    found["two convolutions"] = cnn, lambda device: (torch.randn(512, 1, 28, 28, device=device), None)
+    return found
 
 
 def training(torch: Any, model: Any, x: Any, bands: int | str) -> Any:
@@ -110,10 +141,11 @@ def main(arguments: list[str] | None = None) -> None:
         print("no GPU here: nothing measured (--device cpu)")
         return
     device = torch.device(options.device, 0) if options.device == "cuda" else torch.device(options.device)
-    clock = Clock(torch, device, options.small)
+    clock = (Clock if device.type == "cuda" else ProcessClock)(torch, device, options.small)
     if device.type == "cuda" and has_triton():
         check_kernel(torch, device)
-    for name, (make, batch) in models(torch, options.small).items():
+    on_cpu = device.type == "cpu" and not options.small
+    for name, (make, batch) in (cpu_models(torch) if on_cpu else models(torch, options.small)).items():
         if options.only in name:
             compared(torch, clock, name, make, batch, options.bands)
 

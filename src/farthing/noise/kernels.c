@@ -112,56 +112,24 @@ i64 release(const u64 *words, i64 n, double scale, const double *table, const do
 
 /* Release float32 sums with noise that was drawn before: (round(total / (unit cell)) + noise) unit cell,
    where whole numbers up to 2**52 are held exactly. Returns how many totals are not finite. */
-i64 release_drawn(const float *restrict total, i64 n, const i64 *restrict noise, const float *restrict units,
-                  double cell, float *restrict released)
-{
-    const double most = 0x1p52;
-    i64 strange = 0;
-    for (i64 i = 0; i < n; i++) {
-        double by = units ? (double)units[i] * cell : cell, place = rint((double)total[i] / by);
-        strange += !(fabsf(total[i]) <= 0x1.fffffep127f);
-        place = place < most ? place : most;
-        place = place > -most ? place : -most;
-        released[i] = (float)((place + (double)noise[i]) * by);
+#define RELEASE_DRAWN(NAME, WHOLE) \
+    i64 NAME(const float *restrict total, i64 n, const WHOLE *restrict noise, const float *restrict units, \
+             double cell, float *restrict released) \
+    { \
+        const double most = 0x1p52; \
+        i64 strange = 0; \
+        for (i64 i = 0; i < n; i++) { \
+            double by = units ? (double)units[i] * cell : cell, place = rint((double)total[i] / by); \
+            strange += !(fabsf(total[i]) <= 0x1.fffffep127f); \
+            place = place < most ? place : most; \
+            place = place > -most ? place : -most; \
+            released[i] = (float)((place + (double)noise[i]) * by); \
+        } \
+        return strange; \
     }
-    return strange;
-}
 
-/* Correlated noise: take round(sum of column[j] earlier[j]) from `own`, and keep it, not beyond `far`, for
-   later turns. A block at a time: its sums stay in the first cache. */
-void less_earlier(i64 *restrict own, i64 n, const int32_t *const *restrict earlier,
-                  const double *restrict column, i64 count, i64 far, int32_t *restrict kept)
-{
-    double sum[512];
-    for (i64 start = 0; start < n; start += 512) {
-        const i64 size = n - start < 512 ? n - start : 512;
-        for (i64 i = 0; i < size; i++)
-            sum[i] = 0.0;
-        i64 j = 0;
-        for (; j + 5 <= count; j += 5) { /* five at a time: fewer passes over the sums */
-            const int32_t *restrict a = earlier[j] + start, *restrict b = earlier[j + 1] + start;
-            const int32_t *restrict c = earlier[j + 2] + start, *restrict d = earlier[j + 3] + start;
-            const int32_t *restrict e = earlier[j + 4] + start;
-            const double *by = column + j;
-            const double p = by[0], q = by[1], r = by[2], s = by[3], t = by[4];
-            for (i64 i = 0; i < size; i++)
-                sum[i] += p * (double)a[i] + q * (double)b[i] + r * (double)c[i] + s * (double)d[i] +
-                          t * (double)e[i];
-        }
-        for (; j < count; j++) {
-            const int32_t *restrict from = earlier[j] + start;
-            const double by = column[j];
-            for (i64 i = 0; i < size; i++)
-                sum[i] += by * (double)from[i];
-        }
-        for (i64 i = 0; i < size; i++) {
-            i64 left = own[start + i] - (i64)rint(sum[i]);
-            own[start + i] = left;
-            left = left < far ? left : far;
-            kept[start + i] = (int32_t)(left > -far ? left : -far);
-        }
-    }
-}
+RELEASE_DRAWN(release_drawn_i8, i64)
+RELEASE_DRAWN(release_drawn_i4, int32_t)
 
 /* ---- Poisson draws: a byte a coin ---- */
 
@@ -1856,4 +1824,113 @@ i64 lstm_backward(const float *restrict deltas, const float *restrict cells, con
             back(now, pitch, panels, GATES * width, dx + t * depth, steps * depth, depth, records);
     }
     return 0;
+}
+
+/* ---- Noise that is correlated over turns: several turns in one pass over the noise of earlier ones ---- */
+
+#define TURNS 8 /* at most, in one pass */
+#if defined(__AVX512F__)
+#define ABREAST 2 /* vectors of coordinates at once: as many sums as registers hold */
+#else
+#define ABREAST 1
+#endif
+
+static inline wide load_i4(const int32_t *from)
+{
+#if defined(__AVX512F__)
+    return (wide)_mm512_cvtepi32_pd(_mm256_loadu_si256((const __m256i *)from));
+#elif defined(__AVX2__)
+    return (wide)_mm256_cvtepi32_pd(_mm_loadu_si128((const __m128i *)from));
+#else
+    return (wide){from[0], from[1], from[2], from[3]};
+#endif
+}
+
+static inline wide load_i8(const i64 *from) /* whole numbers below 2**51 */
+{
+    signs found;
+    memcpy(&found, from, sizeof found);
+    return (wide)(found + as_bits(ROUNDER)) - ROUNDER;
+}
+
+static inline void store_i4(int32_t *to, wide values) /* whole numbers below 2**31 */
+{
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i *)to, _mm512_cvtpd_epi32((__m512d)values));
+#elif defined(__AVX2__)
+    _mm_storeu_si128((__m128i *)to, _mm256_cvtpd_epi32((__m256d)values));
+#else
+    for (i64 i = 0; i < WIDTH; i++)
+        to[i] = (int32_t)values[i];
+#endif
+}
+
+static inline wide within(wide values, double most)
+{
+    values = choose((signs)(values < most), values, splat(most));
+    return choose((signs)(values > -most), values, splat(-most));
+}
+
+/* K of each of `turns` turns is round(sum of column[j] times the noise j turns before), noise beyond `far`
+   counting as `far`; its noise is drawn - K, from rows of `drawn`, n apart. Rows lie `pitch` apart in a ring of
+   `count`, of which slot `head` is the oldest and the first to be written; column[0 .. count + TURNS - 1] ends in
+   zeros. Returns how many numbers do not fit into 32 bits. */
+i64 mixed_ahead(const i64 *restrict drawn, i64 n, int32_t *restrict rows, i64 pitch, i64 count, i64 head,
+                const double *restrict column, i64 turns, double far)
+{
+    const double most = 0x1.fffffffcp30;
+    const i64 abreast = ABREAST * WIDTH;
+    i64 start = 0, strange = 0;
+    for (; start + abreast <= n; start += abreast) {
+        wide sum[TURNS][ABREAST];
+        signs beyond = {0};
+        for (int i = 0; i < TURNS; i++)
+            for (int v = 0; v < ABREAST; v++)
+                sum[i][v] = splat(0.0);
+        for (i64 age = count; age > 0; age--) {
+            const i64 slot = head - age < 0 ? head - age + count : head - age;
+            for (int v = 0; v < ABREAST; v++) {
+                wide earlier = within(load_i4(rows + slot * pitch + start + v * WIDTH), far);
+                for (int i = 0; i < TURNS; i++)
+                    sum[i][v] += column[age + i] * earlier;
+            }
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < TURNS; i++) {
+            if (i == turns)
+                break;
+            const i64 slot = head + i < count ? head + i : head + i - count;
+            for (int v = 0; v < ABREAST; v++) {
+                wide taken = (sum[i][v] + ROUNDER) - ROUNDER;
+                wide own = load_i8(drawn + i * n + start + v * WIDTH) - taken;
+                beyond |= (signs)(absolute(own) > most);
+                store_i4(rows + slot * pitch + start + v * WIDTH, own);
+                own = within(own, far);
+#pragma GCC unroll 8
+                for (int k = i + 1; k < TURNS; k++)
+                    sum[k][v] += column[k - i] * own;
+            }
+        }
+        for (int k = 0; k < WIDTH; k++)
+            strange -= beyond[k];
+    }
+    for (; start < n; start++) {
+        double sum[TURNS] = {0};
+        for (i64 age = count; age > 0; age--) {
+            const i64 slot = head - age < 0 ? head - age + count : head - age;
+            const double earlier = fmax(-far, fmin((double)rows[slot * pitch + start], far));
+            for (int i = 0; i < TURNS; i++)
+                sum[i] += column[age + i] * earlier;
+        }
+        for (i64 i = 0; i < turns; i++) {
+            const i64 slot = head + i < count ? head + i : head + i - count;
+            double own = (double)drawn[i * n + start] - rint(sum[i]);
+            strange += fabs(own) > most;
+            rows[slot * pitch + start] = fabs(own) > most ? 0 : (int32_t)own;
+            own = fmax(-far, fmin(own, far));
+            for (i64 k = i + 1; k < turns; k++)
+                sum[k] += column[k - i] * own;
+        }
+    }
+    return strange;
 }

@@ -72,8 +72,8 @@ _OUTER = (_P, _P, _P, _P, _I, _I, _I, _I, _I, _I)
 _SIGNATURES = {
     "gaussian": (_P, _I, _D, _P, _P),
     "release": (_P, _I, _D, _P, _P, _P, _D, _D, _P),
-    "release_drawn": (_P, _I, _P, _P, _D, _P),
-    "less_earlier": (_P, _I, _P, _P, _I, _I, _P),
+    **{f"release_drawn_{kind}": (_P, _I, _P, _P, _D, _P) for kind in ("i8", "i4")},
+    "mixed_ahead": (_P, _I, _P, _I, _I, _I, _P, _I, _D),
     "heads": (_P, _I, _I, _I, _P, _I, _P),
     "leaps": (_P, _I, _P, _I, _I, _P, _P),
     "settle": (_P, _I, _P, _I),

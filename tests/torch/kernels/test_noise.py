@@ -264,7 +264,7 @@ def test_the_stock_is_bounded_and_dies_with_its_stream():
 
 
 def test_a_draw_of_its_own_key_goes_on_with_other_words_after_a_fork():
-    first, second = noise_pool._Keyed(bytes(32)), noise_pool._Keyed(bytes(32))
+    first, second = noise_pool.Keyed(bytes(32)), noise_pool.Keyed(bytes(32))
     assert (first.integers(4) == second.integers(4)).all()
     first._rekey()
     assert not (first.integers(4) == second.integers(4)).any()

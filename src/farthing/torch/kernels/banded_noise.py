@@ -4,7 +4,9 @@ The theorems are in `farthing.queries.correlated` and `farthing.queries.buffered
 
 The noise of the last turns stays on the tensor's device, 32 bits a coordinate where the grid allows it. What
 it takes from the noise of a turn is added up in float64, a piece at a time, so that a release needs little
-more memory than one of independent noise.
+more memory than one of independent noise. Noise depends on no record, so on a CPU that of several turns is
+made in one pass over the noise of earlier ones, by a thread, while the model computes. What was made for a
+turn is used for that turn or never.
 
 >>> from farthing.noise.lattice import SeededStream
 >>> from farthing.queries.bounds import ClipNorm
@@ -14,15 +16,22 @@ more memory than one of independent noise.
 True
 """
 
+import functools
+import math
+import os
+import threading
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from farthing import validate
-from farthing.noise import native
+from farthing.accounting.correlated import banded_row_noise
+from farthing.noise import lattice, native
 from farthing.noise.lattice import Stream
 from farthing.queries import buffered, correlated
 from farthing.queries.bounds import Bound
@@ -30,6 +39,9 @@ from farthing.torch.kernels import noise
 from farthing.torch.kernels.totals import SLACK
 
 _CHUNK = {"cpu": 2**16, "cuda": 2**24}  # coordinates at a time
+_TURNS = 8  # whose noise is made in one pass, at most: as many as the kernel in C has sums
+_AHEAD = 2**19  # numbers that are made ahead beyond those of bands
+_SAMPLES = 2**15  # drawn at a time: they stay in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +81,112 @@ class BandedTensorGaussian(correlated.BandedGaussian):
         each = cell * scale if isinstance(scale, float) else cell
         if self._history is None:
             return noise.release(stream, total, unit, each, bits)
-        kind = total.numel(), bits, total.device
+        kind = total.numel(), bits, total.device, os.getpid()
         with self._history.lock:
             before = self._history.before(turn, kind)
-            own = noise.drawn(stream, total.numel(), bits, total.device).to(torch.int64)
-            if self.bands > 1 and _Ring.fits(total, bits):
-                ring = before[0] if before else _Ring(len(own), self.coefficients, bits, own.device)
-                kept: Any = ring.less(own)
+            if _Ahead.fits(total, self, bits):
+                kept: Any = before[0] if before and before[0].turn == turn else _Ahead(self, kind, turn)
+                own = kept.take(stream)
             else:
-                kept = _less(own, list(before), self.coefficients, bits)
+                own = noise.drawn(stream, total.numel(), bits, total.device).to(torch.int64)
+                if self.bands > 1 and _Ring.fits(total, bits):
+                    ring = before[0] if before else _Ring(len(own), self.coefficients, bits, own.device)
+                    kept = ring.less(own)
+                else:
+                    kept = _less(own, list(before), self.coefficients, bits)
             released = noise.released(total, own, unit, each)
             self._history.keep(turn, kind, kept)
         return released
+
+
+class _Ahead:
+    """The noise of the last turns and of some to come, as rows of one array in a CPU's memory.
+
+    Rows hold noise up to 128 standard deviations of Z, more than 32 of its own (`fits`): as on a GPU, noise
+    further out is an error. Eneström and Kakeya's theorem bounds its own: coefficients fall by the factor
+    (exponent + j - 1) / j, so C⁻¹ falls geometrically, from the start to what `_row_noise` adds up.
+    """
+
+    def __init__(self, mechanism: BandedTensorGaussian, kind: tuple[Any, ...], turn: int) -> None:
+        self._size, self._bits, *_ = kind
+        self._ahead = min(_TURNS, max(_AHEAD // self._size, mechanism.bands - 2, 1))
+        count = max(mechanism.bands - 1, self._ahead + 1)  # the row that is being released is not written
+        pitch = 16 * (-(-self._size // 16) | 1)  # rows begin in different sets of a cache
+        self._rows = np.zeros((count, pitch), np.int32)
+        self._column = np.zeros(count + _TURNS)
+        self._column[: mechanism.bands] = mechanism.coefficients
+        self._slot = self._left = self._taken = 0
+        self._mixed: Future[int] | None = None
+        self.turn = turn  # whose noise is the next; -1 while it is made
+
+    @staticmethod
+    def fits(total: Tensor, mechanism: BandedTensorGaussian, bits: int) -> bool:
+        """Return whether noise is kept in 32 bits on a CPU, and stays within them."""
+        small = total.device.type == "cpu" and mechanism.bands > 1 and bits + correlated.FAR < 31
+        return small and _row_noise(mechanism.bands, mechanism.exponent) < 4
+
+    def take(self, stream: Stream) -> Tensor:
+        """Return the noise of this turn; begin with that of the turns after it, if it was the last."""
+        turn, self.turn = self.turn, -1  # whoever is interrupted here begins anew
+        if not self._left:
+            self._left = (self._mixed or self._begun(stream, 1)).result()
+        own = self._rows[(self._slot - self._left) % len(self._rows), : self._size]
+        self._left, self._taken, self.turn = self._left - 1, self._taken + 1, turn + 1
+        if not self._left:
+            self._mixed = self._begun(stream, self._ahead) if self._taken > 1 else None
+        return torch.from_numpy(own)
+
+    def _begun(self, stream: Stream, turns: int) -> "Future[int]":
+        """Begin with the noise of so many turns; return their number when it is there."""
+        found, key, slot = Future[int](), stream.integers(4).tobytes(), self._slot
+        self._slot = (slot + turns) % len(self._rows)
+
+        def mix() -> None:
+            try:
+                self._mix(noise.Keyed(key), slot, turns)
+                found.set_result(turns)
+            except BaseException as error:
+                found.set_exception(error)
+
+        # Not a daemon: one that is cut off inside torch takes the process down with it.
+        threading.Thread(target=mix, name="farthing noise").start()
+        return found
+
+    def _mix(self, stream: Stream, slot: int, turns: int) -> None:
+        """Write the noise of some turns from this slot on, a piece of all of them at a time."""
+        step = _SAMPLES // turns
+        room = np.empty(min(step, self._size) * turns, np.int64)
+        for start in range(0, self._size, step):
+            size = min(step, self._size - start)
+            drawn = lattice.gaussian(stream, size * turns, self._bits, room[: size * turns])
+            if self._mix_part(drawn.reshape(turns, size), start, slot):
+                raise ArithmeticError("noise lies 32 standard deviations out, which ideal bits never give")
+
+    def _mix_part(self, drawn: NDArray[np.int64], start: int, slot: int) -> int:
+        """Write a piece; return how many numbers do not fit."""
+        (turns, size), count, far = drawn.shape, len(self._rows), 2.0 ** (self._bits + correlated.FAR)
+        found = native.kernels(drawn.size)
+        if found is not None:
+            rows, column = native.pointer(self._rows.ravel()[start:]), native.pointer(self._column)
+            ring = rows, self._rows.shape[1], count, slot, column
+            return int(found["mixed_ahead"](native.pointer(drawn), size, *ring, turns, far))
+        rows, beyond = self._rows[:, start : start + size], 0
+        for i, fresh in enumerate(drawn):
+            taken = np.zeros(size)
+            for j in range(1, count + 1):
+                taken += self._column[j] * np.clip(rows[(slot + i - j) % count], -far, far)
+            own = fresh - np.rint(taken).astype(np.int64)
+            beyond += int((np.abs(own) >= 2**31).sum())
+            rows[(slot + i) % count] = own.astype(np.int32)
+        return beyond
+
+
+@functools.lru_cache(64)
+def _row_noise(bands: int, exponent: float) -> float:
+    """Return a row's standard deviation over that of Z in a plan of any length; infinite where it is long."""
+    if exponent > 0.95:
+        return math.inf
+    return banded_row_noise(bands, exponent, math.ceil(32 * bands / (1 - exponent)))
 
 
 class _Ring:
@@ -113,13 +219,6 @@ def _less(own: Tensor, before: list[Tensor], column: tuple[float, ...], bits: in
     """
     far = 2 ** (bits + correlated.FAR)
     kept = torch.empty(len(own), dtype=torch.int32 if far < 2**31 else torch.int64, device=own.device)
-    found = native.kernels(len(own)) if own.device.type == "cpu" else None
-    if found is not None and kept.dtype is torch.int32:
-        places = np.array([earlier.data_ptr() for earlier in before] or [0], np.uintp)
-        factors = np.array(column[1:] or [0.0])
-        ends = native.pointer(places), native.pointer(factors), len(before), far, kept.data_ptr()
-        found["less_earlier"](own.data_ptr(), len(own), *ends)
-        return kept
     step = _CHUNK.get(own.device.type, 2**20)
     for start in range(0, len(own), step):
         part = slice(start, start + step)

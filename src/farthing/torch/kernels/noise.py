@@ -106,7 +106,8 @@ def released(total: Tensor, noise: Tensor, scale: Tensor | None, cell: float) ->
     if total.device.type == "cpu":
         found = native.kernels(total.numel())
         if found is not None and (scale is None or scale.dtype == torch.float32):
-            return _at_once(found["release_drawn"], total.contiguous(), noise, scale, cell)
+            kernel = found["release_drawn_i4" if noise.dtype is torch.int32 else "release_drawn_i8"]
+            return _at_once(kernel, total.contiguous(), noise, scale, cell)
         if not torch.isfinite(total).all():
             raise InvalidValue(lattice._UNBOUNDED)
     out = torch.empty_like(total)
@@ -139,7 +140,7 @@ def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-class _Keyed(Stream):
+class Keyed(Stream):
     """The stream of one draw, under a key from the ledger's stream."""
 
     def __init__(self, key: bytes) -> None:
@@ -193,7 +194,7 @@ class _Threaded:
 
         def draw() -> None:
             try:
-                lattice.gaussian(_Keyed(key), size, bits, drawn.numpy())
+                lattice.gaussian(Keyed(key), size, bits, drawn.numpy())
                 self._future.set_result(drawn.to(device))
             except BaseException as error:
                 self._future.set_exception(error)
