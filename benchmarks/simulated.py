@@ -1,6 +1,6 @@
 """Measure simulated clients: rounds a second, and microseconds a client and round.
 
-    python benchmarks/clients.py [--seconds 1] [--largest 1000000]
+    python benchmarks/simulated.py [--seconds 1] [--largest 1000000]
 
 Clients have 100 records of 123 features and a constant, and draw one record a round, with logistic loss,
 clipping norm 3 and a countdown each. "sum" draws the noise of all uploads at once, "each" every client's own,
