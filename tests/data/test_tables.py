@@ -253,3 +253,23 @@ def test_norms_of_sparse_rows_are_those_of_dense_ones_rounded_upwards():
     np.testing.assert_allclose(stored, dense, rtol=1e-6)
     centre = features.squared_norms(sparse.csr_array(np.tile(features.centre, (3, 1))), None)
     assert (centre >= 0.25).all()
+
+
+def stored_often(times):
+    """Rows of which the first stores its first column so many times, once for each occurrence of a word."""
+    columns = np.concatenate([np.zeros(times), [1, 1]]).astype(np.int32)
+    starts = np.array([0, times, times + 1, times + 2], dtype=np.int32)
+    return sparse.csr_matrix((np.ones(times + 2), columns, starts), shape=(3, 4))
+
+
+@pytest.mark.parametrize("bounds", [None, (0, 1), (0, 2)])
+@pytest.mark.parametrize("features", maps(4) + [Features(4, centre=0.5), Features(4, scale=2.0)])
+def test_a_column_that_is_stored_several_times_in_a_row_is_clipped_as_their_sum(features, bounds):
+    X, bound, gradient = stored_often(64), ft.ClipNorm(1.0), LinearGradient(logistic, features)
+    w = np.zeros(features.size)
+    whole, others = (Table(rows, np.ones(rows.shape[0]), bounds=bounds) for rows in (X, X[1:]))
+    move = gradient.bounded_sum(whole, w, bound) - gradient.bounded_sum(others, w, bound)
+    assert np.linalg.norm(move) <= 1 + 1e-9
+    (block,) = whole.blocks(features)
+    np.testing.assert_allclose(block.rows(features), plain(X, features, bounds), atol=1e-6)
+    assert X.nnz == 66  # the caller's rows stay as they are

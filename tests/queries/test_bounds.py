@@ -177,3 +177,27 @@ def test_noise_and_sums_are_right_at_the_ends_of_what_bounds_may_be(clip, scale,
     assert np.isfinite(2.0**30 * bound.apply(np.full((1, 1), 1e300))).all()
     released = Gaussian(noise_multiplier).release(np.zeros(4000), bound, SeededStream(1))
     assert 0.9 < (released / scale / clip / noise_multiplier).std() < 1.1
+
+
+@pytest.mark.parametrize(
+    ("typed", "plain"),
+    [
+        (ClipOuter(np.uint8(20)), ClipOuter(20.0)),  # 20² is 144 in uint8
+        (ClipOuter(np.int32(70_000)), ClipOuter(70_000.0)),
+        (ClipValue(np.int8(-128), np.int8(1)), ClipValue(-128.0, 1.0)),  # |-128| is -128 in int8
+        (ClipValue(np.int8(-100), np.int8(100)), ClipValue(-100.0, 100.0)),  # their difference is -56
+        (ClipNorm(np.float16(0.0898)), ClipNorm(float(np.float16(0.0898)))),
+    ],
+)
+@pytest.mark.parametrize("adjacency", Adjacency)
+def test_the_type_of_a_bound_changes_neither_its_price_nor_its_noise(typed, plain, adjacency):
+    assert typed.norm() == plain.norm()
+    assert typed.sensitivity(adjacency) == plain.sensitivity(adjacency)
+    for noise in (1.0, np.float16(1.0), np.float32(1.0)):
+        assert Gaussian(noise).grid(typed, 1) == Gaussian(1.0).grid(plain, 1)
+        assert type(Gaussian(noise).noise_multiplier) is float
+
+
+def test_bounds_of_the_same_type_are_compared_as_numbers():
+    with pytest.raises(InvalidValue, match="high must be above"):
+        ClipValue(np.uint8(3), np.uint8(3))

@@ -121,9 +121,16 @@ def _objects(values: Any) -> NDArray[Any]:
 
 
 def _compressed(X: Any) -> Any:
-    """Return sparse rows in an object of our own: arrays that others put into theirs are not ours."""
+    """Return sparse rows in an object of our own: arrays that others put into theirs are not ours.
+
+    A column that is stored several times in a row counts as the sum, which norms must be those of.
+    """
     X = X.tocsr()
-    return type(X)((X.data, X.indices, X.indptr), shape=X.shape)
+    own = type(X)((X.data, X.indices, X.indptr), shape=X.shape)
+    if not own.has_canonical_format:  # the arrays may be the caller's
+        own = own.copy()
+        own.sum_duplicates()
+    return own
 
 
 def _listed(rows: list[Any] | tuple[Any, ...]) -> NDArray[np.float64]:

@@ -2,7 +2,8 @@
 
 A bound clips contributions and answers `sensitivity(adjacency)`. NaN and infinities in one contribution
 count as zero, silently: an error or a NaN in the answer would give the record away. Clipping is exact up to
-float64 rounding, which the mechanisms' own slack covers (`farthing.noise.summing`).
+float64 rounding, which the mechanisms' own slack covers (`farthing.noise.summing`). Numbers of other types
+are made Python's own: 20 squared is 144 in numpy's uint8, and noise computed in float16 has a few bits.
 
 >>> import numpy as np
 >>> bound = ClipNorm(1.0)
@@ -154,7 +155,7 @@ class ClipNorm:
     extent: tuple[float, float] = field(init=False, repr=False)  # the least and the largest scale
 
     def __post_init__(self) -> None:
-        in_range(clip=self.clip)
+        object.__setattr__(self, "clip", in_range(clip=self.clip))
         if self.order not in (1, 2):
             raise InvalidValue(f"order must be 1 or 2, got {self.order!r}")
         scale, extent = (_UNSCALED, (1.0, 1.0)) if self.scale is _UNSCALED else _public_scale(self.scale)
@@ -300,8 +301,9 @@ class ClipValue:
     width: ClassVar[int] = 1  # of what noise is added to; `NoisyMax` takes any number of scores
 
     def __post_init__(self) -> None:
-        validate.finite(low=self.low)
-        if not validate.finite(high=self.high) > self.low:
+        for name in ("low", "high"):
+            object.__setattr__(self, name, validate.finite(**{name: getattr(self, name)}))
+        if not self.high > self.low:
             raise InvalidValue(f"high must be above low={self.low:g}, got {self.high:g}")
         in_range(norm=self.norm())
 
@@ -359,7 +361,7 @@ class ClipOuter:
     width: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
-        in_range(clip=self.clip)
+        object.__setattr__(self, "clip", in_range(clip=self.clip))
         in_range(norm=self.norm())
 
     @property

@@ -111,7 +111,7 @@ class _Added(ABC):
         """Return the sum on a grid of ``cell`` units, with noise of scale 2^bits cells."""
 
     def __post_init__(self) -> None:
-        in_range(noise_multiplier=self.noise_multiplier)
+        object.__setattr__(self, "noise_multiplier", in_range(noise_multiplier=self.noise_multiplier))
 
     def unit_event(self) -> Event:
         return self.kind(self.noise_multiplier)
@@ -280,7 +280,8 @@ class NoisyMax:
     kind: Literal["gumbel", "laplace"] = "gumbel"
 
     def __post_init__(self) -> None:
-        validate.positive(noise_multiplier=self.noise_multiplier)
+        noise = validate.positive(noise_multiplier=self.noise_multiplier)
+        object.__setattr__(self, "noise_multiplier", noise)
         if self.kind not in ("gumbel", "laplace"):
             raise InvalidValue(f"kind must be 'gumbel' or 'laplace', got {self.kind!r}")
 

@@ -95,7 +95,7 @@ class Poisson:
     sampling_rate: float
 
     def __post_init__(self) -> None:
-        validate.rate(sampling_rate=self.sampling_rate)
+        object.__setattr__(self, "sampling_rate", validate.rate(sampling_rate=self.sampling_rate))
 
     def draw(self, records: int, stream: Stream, turn: int = 0) -> Indices:
         """Return the positions of the records that are drawn, of ``records`` in all."""
@@ -161,9 +161,9 @@ class TruncatedPoisson:
     of: int
 
     def __post_init__(self) -> None:
-        validate.rate(sampling_rate=self.sampling_rate)
-        validate.count(max_batch_size=self.max_batch_size)
-        validate.count(of=self.of)
+        object.__setattr__(self, "sampling_rate", validate.rate(sampling_rate=self.sampling_rate))
+        for name in ("max_batch_size", "of"):
+            object.__setattr__(self, name, validate.count(**{name: getattr(self, name)}))
 
     def check(self, records: Sized) -> None:
         """Refuse more records than the price was found for."""
@@ -209,7 +209,9 @@ class FixedSize:
     of: int
 
     def __post_init__(self) -> None:
-        if validate.count(size=self.size) > validate.count(of=self.of):
+        for name in ("size", "of"):
+            object.__setattr__(self, name, validate.count(**{name: getattr(self, name)}))
+        if self.size > self.of:
             raise InvalidValue(f"size must be at most of={self.of}, got {self.size}")
 
     def draw(self, records: int, stream: Stream, turn: int = 0) -> Indices:
