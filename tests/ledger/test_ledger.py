@@ -3,6 +3,7 @@
 import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -332,6 +333,16 @@ def test_parts_cost_what_their_filter_lets_through(kind):
     with pytest.raises(Unsupported, match="nothing can be promised"):
         last.promise(full())
     assert currency(kind(first.budget)) + currency(kind(last.budget)) <= currency(kind(BUDGET))
+
+
+@pytest.mark.parametrize("terms", [{"epsilon": 50.0}, {"delta": 1e-2}, {"adjacency": "add-remove"}])
+@pytest.mark.parametrize("parent", [BasicFilter, ZcdpFilter, GdpFilter])
+def test_a_part_is_not_spent_by_a_filter_of_another_budget(parent, terms):
+    ledger = ft.Ledger(replace(BUDGET, adjacency="replace-one"), filter=parent)
+    kind = GdpFilter if parent is BasicFilter else parent
+    with pytest.raises(InvalidValue, match="give its class"):
+        ledger.allot(0.1, 1e-6, filter=lambda part: kind(replace(part, **terms)))
+    assert ledger.share == 0
 
 
 def test_a_part_needs_a_price():

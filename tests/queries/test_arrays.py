@@ -90,3 +90,34 @@ def test_columns_of_a_data_frame_are_refused_by_their_types_alone():
     found = arrays.features(Frame(age=np.dtype(float), sons=Kind("i", "Int64")))
     assert found.dtype == np.float64
     assert np.isnan(found).all()
+
+
+def test_a_null_in_a_boolean_column_of_an_arrow_table_counts_its_own_row_as_nothing():
+    arrow = pytest.importorskip("pyarrow")
+    whole, odd = (
+        arrays.features(arrow.table({"age": [0.5, 2.0], "member": [True, last]})) for last in (False, None)
+    )
+    np.testing.assert_array_equal(whole, [[0.5, 1.0], [2.0, 0.0]])
+    np.testing.assert_array_equal(odd, [[0.5, 1.0], [2.0, np.nan]])
+    with pytest.raises(InvalidValue, match=r"not: 'name' \(string\)\. Give"):
+        arrays.features(arrow.table({"age": [1.0], "name": ["x"]}))
+
+
+@pytest.mark.parametrize("kind", [int, bool])
+@pytest.mark.parametrize("classes", [[0, 1], ["no", "yes"]])
+def test_a_null_among_labels_decides_neither_whether_they_are_refused_nor_what_is_said(kind, classes):
+    arrow = pytest.importorskip("pyarrow")
+    X, outcomes = np.random.default_rng(0).uniform(size=(300, 2)), []
+    for last in (kind(1), None):
+        y = arrow.array([kind(x > 0.5) for x in X[:-1, 0]] + [last])
+        try:
+            ft.LogisticRegression(1.0, 1e-6, classes=classes, bounds=(0, 1)).fit(X, y)
+            outcomes.append("fitted")
+        except InvalidValue as error:
+            outcomes.append(str(error))
+    assert len(set(outcomes)) == 1
+
+
+def test_booleans_among_the_numbers_of_a_data_frame_are_numbers():
+    found = arrays.features(Frame(age=np.dtype(float), member=np.dtype(bool)))
+    assert found.dtype == np.float64

@@ -5,6 +5,7 @@ import pytest
 
 from farthing.budget import Adjacency, Budget, Observer
 from farthing.errors import BudgetSpent, InvalidValue
+from farthing.ledger.ledger import Ledger
 from farthing.queries.bounds import ClipNorm, ClipValue
 from farthing.queries.events import DrawnEvent, GaussianEvent, PoissonEvent
 from farthing.queries.mechanisms import Gaussian
@@ -34,6 +35,15 @@ def test_rows_are_of_equal_length():
     assert len(Rows(np.zeros((3, 2)), np.zeros(3))) == 3
     with pytest.raises(InvalidValue, match="one row a record"):
         Rows(np.zeros((3, 2)), np.zeros(2))
+
+
+@pytest.mark.parametrize("times", [2, 10])
+def test_a_function_of_several_rows_a_record_moves_no_sum(times):
+    """Each row is clipped by itself, so that a record with ten of them would count ten times."""
+    several = PerExample(lambda rows, w: np.repeat(rows[0], times, axis=0))
+    query = Query(Everyone(), several, ClipNorm(1.0), Gaussian(1e-6))
+    private = Ledger(Budget(1e20, 1e-5)).over(Rows(np.ones((5, 1))))
+    assert abs(private.ask(query).value[0]) < 1e-3
 
 
 def steps(error):

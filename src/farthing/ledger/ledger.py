@@ -114,7 +114,7 @@ class Ledger(Drawn):
         block: int | None = None,
         float_noise: bool = False,
     ) -> None:
-        rule = (filter or (GdpFilter if budget.delta > 0 else BasicFilter))(budget)
+        rule = levels.checked((filter or (GdpFilter if budget.delta > 0 else BasicFilter))(budget), budget)
         self._stream = stream if stream is not None else Stream()
         noise = SEEDED if not self._stream.sound else FLOATS if float_noise else SOUND
         size = validate.count(block=block) if block is not None else _BLOCK

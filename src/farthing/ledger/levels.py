@@ -24,7 +24,7 @@ from farthing.accounting.menu import MenuFilter
 from farthing.accounting.odometer import STOPPING
 from farthing.accounting.personal import PersonalFilter
 from farthing.accounting.tuning import TIGHT
-from farthing.budget import Guarantee
+from farthing.budget import Budget, Guarantee
 from farthing.errors import InvalidValue, Unsupported
 from farthing.ledger.books import Books, composed
 
@@ -70,6 +70,13 @@ def bound(books: Books, records: Any) -> Any:
         )
     books.note(records.words())
     return records
+
+
+def checked(rule: Filter, budget: Budget) -> Filter:
+    """Return a filter, if it is one of this budget: a part is charged as its budget, and spent by its filter."""
+    if rule.budget != budget:
+        raise InvalidValue(f"the filter is one of {rule.budget}, the ledger of {budget}: give its class")
+    return rule
 
 
 def refuse_parts(rule: Filter) -> None:

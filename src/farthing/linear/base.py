@@ -82,7 +82,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         if y is None:
             raise InvalidValue(f"{type(self).__name__} requires y to be passed, but the target y is None")
         said = "targets must be one number or label a row"
-        if isinstance(y, list | tuple):  # without a type: none may follow from a record
+        if not arrays.typed(y):  # none may follow from a record
             values = arrays.column(y, "targets")
         else:
             values = arrays.attempt(lambda: column_or_1d(y, warn=True), said=said)

@@ -63,6 +63,7 @@ def features(X: Any) -> Any:
         X = _listed(X)
     else:
         X = _framed(X) if hasattr(X, "dtypes") and hasattr(X, "to_numpy") else X
+        X = _of_arrow(X) if hasattr(X, "column_names") and hasattr(X, "schema") else X
         X = attempt(np.asanyarray, X, said="features must be a table with rows of equal width")
         X = np.asarray(X) if isinstance(X, np.matrix) else X
     if X.ndim != 2:
@@ -93,13 +94,13 @@ def column(values: Any, name: str = "values") -> NDArray[Any]:
     ([True, 2, 'x'], 'f')
     """
     said = f"{name} must be a column, one value a record"
-    found = attempt(_array if _typed(values) else _objects, values, said=said)
+    found = attempt(_array if typed(values) else _objects, values, said=said)
     if found.ndim != 1:
         raise InvalidValue(f"{said}, got {found.ndim} dimensions")
     return found
 
 
-def _typed(values: Any) -> bool:
+def typed(values: Any) -> bool:
     """Return whether all values share a declared type that numpy knows, or lie in more than one dimension."""
     known = isinstance(getattr(values, "dtype", None), np.dtype)
     return hasattr(values, "__array__") and (known or not any(hasattr(values, way) for way in _LISTED))
@@ -153,14 +154,37 @@ def _framed(X: Any) -> Any:
     named = list(zip(list(getattr(X, "columns", range(len(types)))), types, strict=False))
     if any(not hasattr(kind, "kind") for kind in types):
         return X  # types that are not numpy's, nor like them: its array says what it holds
-    if wrong := [f"{name!r} ({kind})" for name, kind in named if kind.kind not in _REAL]:
-        raise InvalidValue(
-            f"columns of features must be real numbers, these are not: {', '.join(wrong)}. {_ENCODE}"
-        )
-    if any(not isinstance(kind, np.dtype) for kind in types):  # pandas' own, which would become objects
+    _refuse_columns([f"{name!r} ({kind})" for name, kind in named if kind.kind not in _REAL])
+    own = any(not isinstance(kind, np.dtype) for kind in types)  # pandas' own types, which would be objects
+    if own or 0 < sum(kind.kind == "b" for kind in types) < len(types):  # and so would booleans among others
         said = "features must be a data frame of real numbers"
         return attempt(lambda: X.to_numpy(dtype=np.float64, na_value=np.nan), said=said)
     return X
+
+
+def _of_arrow(X: Any) -> Any:
+    """Return the numbers of an Arrow table, missing ones as NaN; refuse columns of other types.
+
+    numpy would make objects of booleans with a null among them, and floats of whole numbers.
+    """
+    from pyarrow import types
+
+    real = types.is_boolean, types.is_integer, types.is_floating
+    kinds = [(name, X.schema.field(place).type) for place, name in enumerate(X.column_names)]
+    _refuse_columns([f"{name!r} ({kind})" for name, kind in kinds if not any(is_it(kind) for is_it in real)])
+    said = "features must be an Arrow table of real numbers"
+    return attempt(lambda: np.column_stack([_floats(each) for each in X.columns]), said=said)
+
+
+def _floats(column: Any) -> NDArray[np.float64]:
+    return np.asarray(column.cast("float64", safe=False), dtype=np.float64)
+
+
+def _refuse_columns(wrong: list[str]) -> None:
+    if wrong:
+        raise InvalidValue(
+            f"columns of features must be real numbers, these are not: {', '.join(wrong)}. {_ENCODE}"
+        )
 
 
 def _cells(row: Any) -> list[Any] | None:

@@ -281,7 +281,8 @@ class PerExample:
     ----------
     function : callable
         ``function(records, w)`` returns an array with one row a record. It must work for no records at all,
-        and a row may depend on its own record only.
+        and a row may depend on its own record only. Records for which it returns more rows or fewer count as
+        nothing, like those on which it fails.
 
     Examples
     --------
@@ -295,8 +296,12 @@ class PerExample:
     shape: ClassVar[None] = None
 
     def bounded_sum(self, records: Any, w: Any, bound: Any) -> Array:
-        """Return the sum of all rows, each computed and clipped by ``bound``."""
-        return summed(bound.apply, self.function(records, w))
+        """Return the sum of all rows, each computed and clipped by ``bound``; one a record, none more."""
+        found = self.function(records, w)
+        known = all(hasattr(records, name) for name in ("take", "__len__"))
+        if known and length(found) != len(records):
+            raise InvalidValue("a function for PerExample must return one row a record")
+        return summed(bound.apply, found)
 
 
 class Rows:

@@ -325,10 +325,23 @@ def test_a_mechanism_without_its_bound_or_on_a_sample_has_no_price():
         mechanism.unit_event()
 
 
-def test_a_solver_that_cannot_reach_its_tolerance_releases_nothing():
-    hopeless = behind(table(), Features(3, radius=1.0), tolerance=1e-30)
+def test_a_solver_that_cannot_reach_its_tolerance_comes_as_near_as_floats_do():
+    near, hopeless = (behind(table(), Features(3, radius=1.0), tolerance=each) for each in (1e-9, 1e-30))
     with pytest.raises(FarthingError, match="not minimised"):
         hopeless.minimise(logistic, np.ones(4), 1.0)
+    found = [perturbation.minimiser(each, Convex(logistic, 1.0), np.ones(4), 1.0) for each in (near, hopeless)]
+    np.testing.assert_allclose(*found, atol=1e-8)
+
+
+@pytest.mark.parametrize("method", [objective, output])
+def test_records_on_which_newton_does_not_arrive_are_learnt_from_all_the_same(method, monkeypatch):
+    """Noise on nothing in place of an answer tells that some record is there which Newton stumbles over."""
+    monkeypatch.setattr(perturbation, "_NEWTON_STEPS", 1)
+    x = np.linspace(-1, 1, 401)[:, None]
+    rule = BasicFilter if method is objective else None
+    ledger = ft.Ledger(ft.Budget(100.0, 1e-6), filter=rule).over(Table(x, 1.0 * (x[:, 0] > 0)))
+    u, _ = ft.run(method(ledger, Problem(huber_hinge, 401, 1, unit=False), penalty=1.0)).w
+    assert u[0] > 2
 
 
 def test_a_bound_that_the_rows_or_the_minimiser_exceed_is_refused():

@@ -32,7 +32,7 @@ minimiser to a gradient of norm γ. Given the exact minimiser v at s L, which th
 found lies within (γ + s 2⁻⁴⁰ √D)/λ of v, whatever the records; so two tables with the same v are at most
 twice that apart (√D more in L1, √(DK) with K classes), and Laplace noise for it, of a 200th of ε, covers
 rounding, lattice and tolerance by composition. Newton's steps (L-BFGS, with K classes) find the minimiser;
-should they not arrive, Nesterov's do, whose rate is a theorem (2004, Thm. 2.2.3), so that no table ends in an
+should they not arrive, Nesterov's do (`farthing.linear.methods.perturbation`), so that no table ends in an
 error.
 
 >>> import farthing as ft
@@ -63,7 +63,7 @@ from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
 from farthing.linear.losses import Logistic, Loss, Softmax
 from farthing.linear.methods import perturbation
-from farthing.linear.methods.perturbation import Behind, Convex, Objective
+from farthing.linear.methods.perturbation import Behind, Convex, Objective, minimiser
 from farthing.linear.problem import Problem
 from farthing.noise import lattice
 from farthing.noise.lattice import Stream
@@ -273,25 +273,3 @@ class SoftmaxBehind(Behind):
                 outer = np.einsum("nk,kl->nkl", p, np.eye(self.outputs)) - np.einsum("nk,nl->nkl", p, p)
                 hessian += np.einsum("nd,nkl,ne->dkel", z, outer, z).reshape(hessian.shape)
         return value, gradient.value + (linear + penalty * w), hessian
-
-
-def minimiser(total: Any, bound: WideConvex, linear: Array, penalty: float) -> Array:
-    """Return the minimiser, by Newton's steps, or by Nesterov's where those do not arrive."""
-    try:
-        return np.asarray(total.minimise(bound.loss, linear, penalty))
-    except (FarthingError, np.linalg.LinAlgError):
-        return accelerated(total, bound, linear, penalty)
-
-
-def accelerated(total: Any, bound: WideConvex, linear: Array, penalty: float) -> Array:
-    """Return the minimiser by Nesterov's method for strongly convex functions, to the same tolerance."""
-    smooth = bound.loss.curvature * len(total.records) * bound.radius**2 + penalty
-    root = math.sqrt(smooth / penalty)
-    slide, w = (root - 1) / (root + 1), np.zeros(len(linear))
-    ahead = w
-    while True:
-        _, gradient, _ = total._look(bound.loss, linear, penalty, ahead)
-        if float(np.linalg.norm(gradient)) <= total.tolerance / 2:
-            return ahead
-        new = ahead - gradient / smooth
-        ahead, w = new + slide * (new - w), new
