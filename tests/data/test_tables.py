@@ -263,7 +263,7 @@ def stored_often(times):
 
 
 @pytest.mark.parametrize("bounds", [None, (0, 1), (0, 2)])
-@pytest.mark.parametrize("features", maps(4) + [Features(4, centre=0.5), Features(4, scale=2.0)])
+@pytest.mark.parametrize("features", [*maps(4), Features(4, centre=0.5), Features(4, scale=2.0)])
 def test_a_column_that_is_stored_several_times_in_a_row_is_clipped_as_their_sum(features, bounds):
     X, bound, gradient = stored_often(64), ft.ClipNorm(1.0), LinearGradient(logistic, features)
     w = np.zeros(features.size)

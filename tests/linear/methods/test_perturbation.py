@@ -329,7 +329,9 @@ def test_a_solver_that_cannot_reach_its_tolerance_comes_as_near_as_floats_do():
     near, hopeless = (behind(table(), Features(3, radius=1.0), tolerance=each) for each in (1e-9, 1e-30))
     with pytest.raises(FarthingError, match="not minimised"):
         hopeless.minimise(logistic, np.ones(4), 1.0)
-    found = [perturbation.minimiser(each, Convex(logistic, 1.0), np.ones(4), 1.0) for each in (near, hopeless)]
+    found = [
+        perturbation.minimiser(each, Convex(logistic, 1.0), np.ones(4), 1.0) for each in (near, hopeless)
+    ]
     np.testing.assert_allclose(*found, atol=1e-8)
 
 

@@ -370,8 +370,8 @@ def minimiser(total: Any, bound: Convex, linear: Array, penalty: float) -> Array
 def accelerated(total: Any, bound: Convex, linear: Array, penalty: float) -> Array:
     """Return the minimiser by Nesterov's method for strongly convex functions, to the same tolerance.
 
-    F(w) - min F is at most L |w*|² (1 - √(λ/L))ᵗ after t steps, L being the curvature, and a gradient's square
-    is at most 2L times that: where it has not arrived after so many, floats do not tell, and it is there.
+    F(w) - min F is at most L |w*|² (1 - √(λ/L))ᵗ after t steps, L being the curvature, and the square of a
+    gradient at most 2L times that: where it has not arrived after so many, floats do not tell that it has.
     """
     pull = bound.norm() * len(total.records)  # the largest gradient of all records
     smooth = bound.loss.curvature * len(total.records) * bound.radius**2 + penalty
