@@ -73,7 +73,7 @@ def bound(books: Books, records: Any) -> Any:
 
 
 def checked(rule: Filter, budget: Budget) -> Filter:
-    """Return a filter of this budget, refuse others: a part is charged by its budget and spent by its filter."""
+    """Return a filter of this budget, refuse others: a part is charged by its budget, spent by its filter."""
     if rule.budget != budget:
         raise InvalidValue(f"the filter is one of {rule.budget}, the ledger of {budget}: give its class")
     return rule
