@@ -189,11 +189,9 @@ class BandedGaussian(Gaussian):
 
     def __post_init__(self) -> None:
         Gaussian.__post_init__(self)
-        object.__setattr__(self, "bands", validate.count(bands=self.bands))
-        if self.bands > MOST_BANDS:
+        if validate.count(bands=self.bands) > MOST_BANDS:
             raise InvalidValue(f"bands must be at most {MOST_BANDS}, got {self.bands}")
-        object.__setattr__(self, "exponent", validate.positive(exponent=self.exponent))
-        if self.exponent > 1.0:  # a coefficient above 1 would need a wider slack
+        if validate.positive(exponent=self.exponent) > 1.0:  # a coefficient above 1 would need a wider slack
             raise InvalidValue(f"exponent must be above 0 and at most 1, got {self.exponent}")
 
     @property
@@ -389,9 +387,8 @@ class Cyclic:
     _memory: _Groups | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sampling_rate", validate.rate(sampling_rate=self.sampling_rate))
-        object.__setattr__(self, "groups", validate.count(groups=self.groups))
-        if self.sampling_rate * self.groups > 1 + 2.0**-40:
+        validate.rate(sampling_rate=self.sampling_rate)
+        if self.sampling_rate * validate.count(groups=self.groups) > 1 + 2.0**-40:
             raise InvalidValue(
                 f"sampling_rate times groups is at most 1, not {self.sampling_rate} times {self.groups}: "
                 f"take at most {int((1 + 2.0**-40) / self.sampling_rate)} groups"
