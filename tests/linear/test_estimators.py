@@ -358,6 +358,15 @@ def test_a_label_that_is_not_declared_counts_as_nothing(kind, solver, several):
     np.testing.assert_array_equal(fitted[0], fitted[2])
 
 
+@pytest.mark.parametrize("kind", [ft.LogisticRegression, ft.GradientBoostingClassifier])
+def test_a_score_warns_of_labels_that_were_not_declared(kind):
+    model = kind(**BUDGET, bounds=(-10, 10)).fit(X, 2 * Y - 1)  # where 0 and 1 are the default
+    with pytest.warns(UserWarning, match=r"not among classes=\[0, 1\].*classes=\[\.\.\.\]") as told:
+        model.score(X, 2 * Y - 1)
+    assert "-1" not in str(told[0].message)  # it quotes what was declared, no label
+    assert 0.0 <= model.score(X, Y) <= 1.0  # and is silent where all are known
+
+
 @pytest.mark.parametrize("label", BLANK_Y)
 def test_no_label_is_refused(label):
     labels = Y[:300].astype(object)

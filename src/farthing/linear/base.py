@@ -6,12 +6,13 @@ Check the bounds and classes that estimators are given, clip rows to bounds, and
 [[0.0, 2.0]]
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import column_or_1d, validate_data
 
@@ -209,6 +210,24 @@ def compact(X: Any, bounds: Any, records: int) -> tuple[Any, Any]:
         if not (np.isfinite(rows.min()) and np.isfinite(rows.max())):
             part[~np.isfinite(rows)] = np.nan
     return found, (0.0, 1.0)
+
+
+class PrivateClassifierMixin(ClassifierMixin):  # type: ignore[misc]
+    """scikit-learn's classifier, which warns of test labels that were not declared."""
+
+    classes_: NDArray[Any]
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the share of rows whose label is predicted, without noise: outside of any guarantee."""
+        accuracy = float(super().score(X, y, sample_weight))
+        if np.isnan(codes(np.ravel(y), self.classes_)).any():
+            warnings.warn(
+                f"some labels of y are not among classes={self.classes_.tolist()}: they are never predicted, "
+                "and training rows that have them counted as nothing. Declare every label with classes=[...]",
+                UserWarning,
+                stacklevel=2,
+            )
+        return accuracy
 
 
 def target_bounds(bounds: tuple[float, float] | None) -> tuple[float, float]:

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_expit, log_softmax
 from sklearn import linear_model, svm
-from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.base import RegressorMixin
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.preprocessing import QuantileTransformer
 from sklearn.utils.validation import check_is_fitted
@@ -77,7 +77,7 @@ _CLASSIFIER = f"""
 """
 
 
-class _PrivateClassifier(ClassifierMixin, PrivateLinear):  # type: ignore[misc]
+class _PrivateClassifier(base.PrivateClassifierMixin, PrivateLinear):
     """A classifier whose declared classes become 0, 1, ..., K-1: one weight vector for two, K for more."""
 
     losses: ClassVar[tuple[Loss, Loss]]  # for two classes, and for more

@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_expit, log_softmax
-from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from farthing import validate
@@ -164,7 +164,7 @@ class _Shapes(PrivateEstimator):
         return low + (high - low) * VALUES[cells], found.scale * effect
 
 
-class _ShapeClassifier(ClassifierMixin, _Shapes):  # type: ignore[misc]
+class _ShapeClassifier(base.PrivateClassifierMixin, _Shapes):
     """A classifier whose declared classes become 0, 1, ..., K-1: one margin for two, K for more."""
 
     classes: Any
