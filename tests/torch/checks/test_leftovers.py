@@ -2,7 +2,9 @@
 
 import gc
 import io
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -70,6 +72,71 @@ KEEPERS = {
 def shared():
     yield
     Net.shared = None
+
+
+SEEN: dict[str, list[torch.Tensor]] = {"rows": []}
+
+
+def kept_in_a_table(self, x):
+    self.table[0, "rows"].append(x)
+
+
+def kept_by_an_inner_function(self, x):
+    (lambda rows: SEEN["rows"].append(rows))(x)
+
+
+class Writes(Net):
+    """Keeps examples in a global, by a method that its forward calls."""
+
+    def forward(self, x):
+        self.write(x.detach())
+        return super().forward(x)
+
+    def write(self, x):
+        SEEN["rows"].append(x)
+
+
+def with_table():
+    model = Net(kept_in_a_table)
+    model.table = {(0, "rows"): [], (1, "rows"): []}
+    return model
+
+
+@pytest.mark.parametrize("route", ["auto", "vmap", "loop"])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (with_table, "table.tuple 0"),
+        (lambda: Net(kept_by_an_inner_function), "SEEN.rows"),
+        (Writes, "SEEN.rows"),
+    ],
+)
+def test_tables_with_keys_of_any_kind_and_globals_of_methods_are_looked_into(make, name, route):
+    try:
+        with pytest.raises(Unsupported, match=name):
+            run(make(), route=route)
+    finally:
+        SEEN["rows"].clear()
+
+
+@pytest.mark.parametrize("route", ["auto", "vmap", "loop"])
+@pytest.mark.parametrize(
+    "generator",
+    [torch.Generator().manual_seed(0), np.random.default_rng(0), np.random.RandomState(0), random.Random(0)],
+    ids=lambda generator: type(generator).__qualname__,
+)
+def test_a_random_generator_of_the_models_own_is_refused(generator, route):
+    """Its seed may be public: what an example draws would follow from how many came before it."""
+    draws = {
+        torch.Generator: lambda g, x: torch.rand(x.shape, generator=g),
+        np.random.Generator: lambda g, x: g.random(),
+        np.random.RandomState: lambda g, x: g.rand(),
+        random.Random: lambda g, x: g.random(),
+    }
+    model = Net(lambda self, x: draws[type(generator)](self.generator, x))
+    model.generator = generator
+    with pytest.raises(Unsupported, match=r"generator \(a random generator\)"):
+        run(model, route=route)
 
 
 @pytest.mark.parametrize("name", KEEPERS)

@@ -6,9 +6,11 @@ import torch
 from torch import nn
 
 from farthing.queries.bounds import ClipNorm
+from farthing.torch.gradients.bookkeeping import Gradient
+from farthing.torch.gradients.clipping import ClipCounted
 from farthing.torch.training import placing as batches
 from farthing.torch.training.network import Network
-from farthing.torch.training.placing import PlacedBatch
+from farthing.torch.training.placing import PaddedExamples, PlacedBatch
 from farthing.torch.training.records import Examples
 
 WIDE = 300
@@ -85,3 +87,16 @@ def test_placed_sums_are_those_of_the_batch():
         sums.append(network.gradient.bounded_sum(records.take(slice(None)), network.start(), ClipNorm(0.5)))
     np.testing.assert_allclose(*sums, atol=1e-4)
     assert not network.gradient.bounded_sum(records.take(slice(0)), network.start(), ClipNorm(0.5)).any()
+
+
+@pytest.mark.parametrize("route", ["fast", "vmap", "loop"])
+@pytest.mark.parametrize("users", [False, True])
+def test_rows_that_fill_up_are_not_counted_among_those_within_the_clip(route, users):
+    """One that is drawn would take the place of one that counts, and move the count twice as far."""
+    bound = ClipCounted(1e-3, share=0.3)  # every gradient is longer: each counts -½, and a blank would ½
+    whose = {"users": np.arange(5), "records_per_user": 2} if users else {}
+    records = PaddedExamples(Examples((torch.ones(5, 2), torch.full((5,), 9.0)), **whose), 8)
+    found = Gradient(nn.Linear(2, 1), squared, route=route)
+    for count in range(6):
+        total = found.bounded_sum(records.take(np.arange(count)), None, bound)
+        assert round(float(total[-1]) / bound.unit, 3) == -count / 2

@@ -2,11 +2,13 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
 from farthing.errors import Unsupported
 from farthing.queries.bounds import Kind
+from farthing.torch.training.loop import train
 from farthing.torch.training.randomness import OwnRandomness, one_by_one
 
 CPU = torch.device("cpu")
@@ -95,3 +97,67 @@ def test_several_inputs():
     one_by_one(lambda both: (both[0] + 1, both[1]), (torch.ones(1, 3), torch.ones(1, dtype=torch.long)), CPU)
     with pytest.raises(Unsupported, match="mixes examples"):
         one_by_one(lambda both: (both[0], both[1].flip(0)), (torch.ones(1, 3), torch.ones(1, 2)), CPU)
+
+
+def from_a_generator(images):
+    return images * torch.rand(len(images), 1, 1, generator=torch.Generator().manual_seed(0))
+
+
+def from_a_seed(images):
+    torch.manual_seed(0)
+    return images * torch.rand(len(images), 1, 1)
+
+
+def from_a_seed_aside(images):
+    with torch.random.fork_rng([]):
+        return from_a_seed(images) + images
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        from_a_generator,
+        from_a_seed,
+        from_a_seed_aside,
+        lambda x: mixed_up(x) if torch.rand(()) > 0.98 else x,
+        lambda x: mixed_up(x) if torch.randint(20, ()) == 7 else x,
+        lambda x: x - x.mean() if len(x) > 300 else x,
+        lambda x: x / 2 if len(x) > 150 else x,
+    ],
+)
+def test_so_are_public_numbers_rare_ones_that_mix_and_what_large_batches_do(odd):
+    with pytest.raises(Unsupported, match=r"mixes examples|seed torch's generator"):
+        one_by_one(odd, torch.ones(1, 8, 8), CPU)
+
+
+class Flipped(torch.utils.data.Dataset):
+    """Pictures that Python's generator, or numpy's, turns over, as many transforms do."""
+
+    def __init__(self, draw):
+        self.rows = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+        self.draw, self.drawn = draw, []
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, n):
+        self.drawn.append(self.draw())
+        return self.rows[n] * (1.0 if self.drawn[-1] < 0.5 else -1.0), n % 2
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand], ids=["python", "numpy"])
+@pytest.mark.parametrize("route", ["fast", "loop"])
+def test_what_a_dataset_draws_elsewhere_is_secret_and_leaves_nothing_behind(draw, route):
+    """From a public seed an example's flip would follow from its place: all move with the one that goes."""
+    data = Flipped(draw)
+    loss = torch.nn.CrossEntropyLoss(reduction="none")
+    how = {"epsilon": 1.0, "delta": 1e-5, "sampling_rate": 0.5, "steps": 2, "route": route}
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    training = train(torch.nn.Linear(3, 2), loss, data, **how)
+    before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    data.drawn.clear()
+    next(training)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # noqa: NPY002
+    assert data.drawn
+    assert data.drawn[:3] != [draw() for _ in range(3)]

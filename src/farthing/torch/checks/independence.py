@@ -21,19 +21,18 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from farthing.errors import FarthingError, InvalidValue, Unsupported
+from farthing.torch.checks.chance import RARE, SEEDS, AtQuantile
 from farthing.torch.checks.leftovers import Wall
-from farthing.torch.checks.probe import Calm, Range, Ranges, Source
+from farthing.torch.checks.probe import Range, Ranges, Source, calm, close
 from farthing.torch.gradients.layers import leaves
 from farthing.torch.gradients.layout import Sketch, real
 from farthing.torch.gradients.tape import Loss, call, mapped, one, reseed
@@ -185,6 +184,33 @@ class Company:
             for at, (before, after) in enumerate(pairs[:2]):
                 self._exchange(size, before, after, seed=at + 11, digits=1)
 
+    def chances(self) -> None:
+        """Examples that stay must not notice either where the numbers that a model draws are rare ones."""
+        size, away = _FIRST, next(_patterns(_FIRST, 1))
+        batch, others = (self.source.batch(size, seed) for seed in (0, 1))
+        mixed = tuple(_exchanged(one, other, away) for one, other in zip(batch, others, strict=True))
+
+        def same(seed: int) -> bool:
+            base, after = (self._losses(one, seed) for one in (batch, mixed))
+            return unmoved(base[~away], after[~away])
+
+        for level in RARE:
+            with AtQuantile(level) as draws:
+                kept = same(0)
+            if not draws.seen:
+                return
+            if not kept:
+                raise Mixed(_BY_CHANCE)
+        for seed in SEEDS:
+            if self.effort.affords(1, size) and not same(seed):
+                raise Mixed(_BY_CHANCE)
+
+    def _losses(self, batch: tuple[Any, ...], seed: int) -> Tensor:
+        """Return losses as rows, on a seed."""
+        reseed(seed)
+        with self.wall:
+            return losses(self.model, self.loss, *batch)[:, None]
+
     def _affordable(self) -> int:
         """Return the expected size of a batch, or what can be had of it."""
         device = next(self.model.parameters()).device.type
@@ -194,8 +220,13 @@ class Company:
         """An example alone must be what it is in a batch of any size; with random numbers left out."""
         inputs, targets = self.wild
         wide = Ranges(inputs._replace(scale=min(_WIDE, inputs.scale)), targets._replace(scale=1.0))
-        few, mild, other = (self.source.batch(*of) for of in ((_FIRST,), (_LARGEST, 9), (_LARGEST, 10, wide)))
-        with calm(self.model, lambda: leaves(call(self.model, few[0]))) as steady:  # what is made up is not
+        most = max(_LARGEST, self._affordable())
+        few, mild, other = (self.source.batch(*of) for of in ((_FIRST,), (most, 9), (_LARGEST, 10, wide)))
+
+        def run() -> list[Tensor]:
+            return [*leaves(call(self.model, few[0])), losses(self.model, self.loss, *few)]
+
+        with calm(self.model, run) as steady:  # what is made up is not
             if not steady:
                 return  # random by itself: the exchanges are what can be said of it
             self._sized(mild, 1e-3, must=True)
@@ -225,11 +256,11 @@ class Company:
 
     def _seen(self, batch: tuple[Any, ...], size: int, seed: int) -> Tensor:
         """Return what is compared: gradients, or of large models and batches the losses."""
+        if size > self.effort.rows:
+            return self._losses(batch, seed)
         reseed(seed)
         with self.wall:
-            if size <= self.effort.rows:
-                return self.rows(*batch)
-            return losses(self.model, self.loss, *batch)[:, None]
+            return self.rows(*batch)
 
     def _pulled(self, batch: Any, mixed: Any, stay: Tensor, seed: int) -> bool:
         """Return whether those that are exchanged move the gradient of the losses of those that stay.
@@ -246,15 +277,17 @@ class Company:
         finite = bool(one.isfinite().all() and other.isfinite().all())
         return finite and float((one - other).norm()) > _PULLED * float(one.norm()) + 1e-9
 
-    def _gradient(self, inputs: Any, targets: Any) -> list[Tensor]:
+    def _gradient(self, inputs: Any, targets: Any, of: Any = slice(None)) -> list[Tensor]:
         """Return an example's gradient by ordinary autograd, as short as those that it is compared with."""
-        found = gradient(self.model, self.loss, inputs, targets)
+        found = gradient(self.model, self.loss, inputs, targets, of)
         return [self.sketch(n, real(part).reshape(1, -1))[0] for n, part in enumerate(found)]
 
     def _sized(self, whole: tuple[Any, Any], tolerance: float, must: bool) -> None:
         """Every size that can be afforded; a model ``must`` run on some examples."""
         sizes = [1, min(_FIRST, self.effort.rows)]
         sizes += [size for size in (*_OTHERS, _LARGEST) if self.effort.affords(3, size)]
+        most = len(leaves((whole,))[0])
+        sizes += [most] if most > _LARGEST else []  # as many as training expects
         batches = {size: _first(whole, size) for size in sizes}
         places = [place for place in _PLACES if place < max(sizes)]
         alone = {place: one(*batches[max(sizes)], place) for place in places}
@@ -270,6 +303,9 @@ class Company:
                 found = self.rows(*batches[size])
                 for n, place in enumerate(place for place in places if place < size):
                     agree(self.model, wanted[n], found[place], tolerance, alone=size == 1)
+            if most > _LARGEST:
+                found = torch.cat(self._gradient(*batches[most], places[-1]))
+                agree(self.model, wanted[-1], found, tolerance, alone=False)
         except FarthingError:
             raise
         except Exception as error:
@@ -280,6 +316,10 @@ class Company:
 _STATE = (
     "the model or its loss does not repeat itself on the same examples and the same seed of torch: it keeps "
     "a state, or draws random numbers that are not torch's; leave that out, or use route='vmap'"
+)
+_BY_CHANCE = (
+    "the model or its loss mixes examples by chance, for some of the random numbers that it draws: leave "
+    "that out"
 )
 MIXED = (
     "what it computes for one depends on the others in the batch; use statistics of one example "
@@ -448,42 +488,6 @@ def _outputs(model: nn.Module, inputs: Any) -> list[tuple[nn.Module, Tensor]]:
         for handle in handles:
             handle.remove()
     return found
-
-
-@contextmanager
-def calm(model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[bool]:
-    """The model without random numbers; in eval mode where that is not enough to make it repeat itself."""
-    modes = [(module, module.training) for module in model.modules()]
-    random = (_DropoutNd, nn.MultiheadAttention, nn.RNNBase)
-    try:
-        with Calm():
-            for module, _ in modes:
-                if isinstance(module, random):
-                    module.training = False
-            for again in range(2):
-                with torch.no_grad():
-                    first, second = run(), run()
-                steady = all(close(a, b) for a, b in zip(first, second, strict=True))
-                if steady or again:
-                    break
-                model.eval()
-            yield steady
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-def close(a: Tensor, b: Tensor, tolerance: float = 1e-3) -> bool:
-    """Return whether two results are the same, up to rounding."""
-    if a.shape != b.shape:
-        return False
-    if not a.is_floating_point():
-        return bool(torch.equal(a, b))
-    coarse = a.dtype in (torch.float16, torch.bfloat16)
-    finite = a.detach()[a.isfinite()].abs()
-    size = float(finite.amax()) if finite.numel() else 0.0
-    relative = max(tolerance, 0.02) if coarse else tolerance
-    return bool(torch.allclose(a, b, rtol=relative, atol=0.01 * relative * size, equal_nan=True))
 
 
 def brief(error: Exception) -> str:

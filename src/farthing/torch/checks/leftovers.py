@@ -10,8 +10,8 @@ gradients that nobody bounds. Two walls stand against that:
   inputs only).
 
 Both look at what can be reached from the model and the loss: attributes, containers, buffers, hooks,
-closures, class attributes, the globals that the loss and the hooks name. What a forward writes elsewhere (a
-file, a global of another module) is not seen.
+closures, class attributes, random generators, the globals that the loss, the hooks, a forward and the methods
+that it calls name. What a forward writes elsewhere (a file, a global of another module) is not seen.
 
 >>> class Keeps(nn.Linear):
 ...     def forward(self, x):
@@ -35,6 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from farthing.errors import Unsupported
+from farthing.torch.checks.chance import GENERATORS, SHARED, state_of
 
 _MOST = 50_000  # objects that are looked at
 _LARGEST = 1 << 22  # elements of a tensor that is put back
@@ -113,6 +114,8 @@ def values(model: Any, loss: Any = None) -> dict[str, Any]:
                 found[path] = _frozen(value)
             elif isinstance(value, np.ndarray):
                 found[path] = value.copy()
+            elif isinstance(value, GENERATORS) and id(value) not in SHARED:
+                found[f"{path} (a random generator)"] = state_of(value)
             elif value is None or isinstance(value, _NUMBERS):
                 found[path] = value
             elif isinstance(value, _CONTAINERS):
@@ -201,7 +204,10 @@ def _slots(thing: Any) -> Slots:
     """Return what a thing holds, by key."""
     match thing:
         case dict():
-            return {key if isinstance(key, str | int) else repr(type(key)): v for key, v in thing.items()}
+            return {
+                key if isinstance(key, str | int) else f"{type(key).__name__} {n}": v
+                for n, (key, v) in enumerate(thing.items())
+            }
         case list() | tuple() | deque():
             return dict(enumerate(thing))
         case set() | frozenset():
@@ -215,7 +221,8 @@ def _slots(thing: Any) -> Slots:
         case types.CellType():
             return {} if thing == types.CellType() else {"value": thing.cell_contents}
         case type():
-            return {k: v for k, v in vars(thing).items() if _data(v) or k == "forward"}
+            own = {k: v for k, v in vars(thing).items() if _data(v)}
+            return own | {k: v for k, v in _called(thing).items() if k in vars(thing)}
     found = dict(getattr(thing, "__dict__", {}))
     for cls in type(thing).__mro__:
         slots = cls.__dict__.get("__slots__", ())
@@ -225,17 +232,36 @@ def _slots(thing: Any) -> Slots:
     return found
 
 
+def _called(cls: type) -> dict[str, types.FunctionType]:
+    """Return the functions of a class that its forward names, directly or not, and forward itself."""
+    waiting, found = ["forward"], dict[str, types.FunctionType]()
+    while waiting:
+        name = waiting.pop()
+        held = getattr(cls, name, None)
+        held = getattr(held, "__func__", getattr(held, "fget", held))
+        if name not in found and isinstance(held, types.FunctionType):
+            found[name] = held
+            waiting.extend(_names(held.__code__))
+    return found
+
+
 def _data(value: Any) -> bool:
-    return isinstance(value, (Tensor, np.ndarray, *_CONTAINERS, bool, int, float))
+    return isinstance(value, (Tensor, np.ndarray, *_CONTAINERS, *GENERATORS, bool, int, float))
 
 
 def _named(function: types.FunctionType) -> Slots:
     """Return what a function can reach: its closure, defaults, attributes, and globals that it names."""
-    home, names = function.__module__, function.__code__.co_names
+    home, names = function.__module__, _names(function.__code__)
     found: Slots = {n: v for n in names if _reached(v := function.__globals__.get(n), home)}
     found |= dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     found |= {"defaults": function.__defaults__, "keywords": function.__kwdefaults__}
     return found | function.__dict__
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Return the names in a function and in those that are written inside it."""
+    inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
+    return {*code.co_names, *(name for part in inner for name in _names(part))}
 
 
 def _reached(value: Any, home: str) -> bool:

@@ -8,7 +8,8 @@ A model without its random numbers, so that its results can be compared: dropout
 
 While `Calm` is entered, torch's random functions return what they are given or one fixed number for all
 examples; a permutation turns the order round, so that whoever mixes by one is seen. Training mode stays,
-which `model.eval()` would end: a model may mix examples in training only.
+which `model.eval()` would end: a model may mix examples in training only. Numbers of a generator that a call
+names, or that the model has seeded, are left as they are: its seed is not ours.
 
 >>> with Calm():
 ...     torch.rand(2).tolist() == [0.375, 0.375], torch.randperm(3).tolist()
@@ -17,17 +18,20 @@ which `model.eval()` would end: a model may mix examples in training only.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
 from farthing.errors import FarthingError, InvalidValue, Unsupported
+from farthing.torch.checks.chance import SEED
 from farthing.torch.gradients.layers import leaves, rules_of
-from farthing.torch.gradients.tape import TapePlan, Use, call, mapped
+from farthing.torch.gradients.tape import TapePlan, Use, call, mapped, reseed
 
 _SIZES = (2, 3)
 _SCALES = (1e4, 100.0, 3.0)
@@ -231,8 +235,15 @@ _WRITTEN = {"uniform_", "normal_", "exponential_", "cauchy_", "log_normal_", "ge
 class Calm(TorchFunctionMode):
     """Random functions of torch, without chance."""
 
+    def __enter__(self) -> "Calm":
+        self._seed = torch.default_generator.initial_seed()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
+        if kwargs.get("generator") is not None or torch.default_generator.initial_seed() != self._seed:
+            return func(*args, **kwargs)
         if name in _KEPT:
             return args[0] if args else kwargs["input"]
         if name == "scaled_dot_product_attention" and len(args) <= 4:
@@ -258,3 +269,49 @@ class Calm(TorchFunctionMode):
         if name == "randperm":
             return torch.arange(len(found) - 1, -1, -1, device=found.device).to(found.dtype)
         return found
+
+
+@contextmanager
+def calm(model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[bool]:
+    """The model without random numbers; in eval mode where that is not enough to make it repeat itself.
+
+    As it is where it draws none from torch's generator: any others follow from places in a batch.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    random = (_DropoutNd, nn.MultiheadAttention, nn.RNNBase)
+    try:
+        reseed(SEED)
+        before = torch.get_rng_state()
+        with torch.no_grad():
+            first, second = run(), run()
+        if torch.equal(before, torch.get_rng_state()):
+            yield all(close(a, b) for a, b in zip(first, second, strict=True))
+            return
+        with Calm():
+            for module, _ in modes:
+                if isinstance(module, random):
+                    module.training = False
+            for again in range(2):
+                with torch.no_grad():
+                    first, second = run(), run()
+                steady = all(close(a, b) for a, b in zip(first, second, strict=True))
+                if steady or again:
+                    break
+                model.eval()
+            yield steady
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def close(a: Tensor, b: Tensor, tolerance: float = 1e-3) -> bool:
+    """Return whether two results are the same, up to rounding."""
+    if a.shape != b.shape:
+        return False
+    if not a.is_floating_point():
+        return bool(torch.equal(a, b))
+    coarse = a.dtype in (torch.float16, torch.bfloat16)
+    finite = a.detach()[a.isfinite()].abs()
+    size = float(finite.amax()) if finite.numel() else 0.0
+    relative = max(tolerance, 0.02) if coarse else tolerance
+    return bool(torch.allclose(a, b, rtol=relative, atol=0.01 * relative * size, equal_nan=True))

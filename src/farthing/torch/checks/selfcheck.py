@@ -23,6 +23,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
 from farthing.errors import FarthingError, InvalidValue, Unsupported
+from farthing.torch.checks.chance import refuse_public
 from farthing.torch.checks.fixing import described, replacement
 from farthing.torch.checks.independence import (
     Company,
@@ -30,13 +31,11 @@ from farthing.torch.checks.independence import (
     Rows,
     agree,
     brief,
-    calm,
-    close,
     gradient,
     losses,
 )
 from farthing.torch.checks.leftovers import Wall
-from farthing.torch.checks.probe import Source, devices, form_of
+from farthing.torch.checks.probe import Source, calm, close, devices, form_of
 from farthing.torch.gradients.isolation import Isolation
 from farthing.torch.gradients.layout import Sketch
 from farthing.torch.gradients.tape import Loss, call, one
@@ -102,8 +101,10 @@ def verify(
             ) from error
         kept()
         with Wall(model, loss, everything=True):  # what made-up examples leave behind is put back
+            refuse_public(lambda: rows(inputs, targets))
             company = Company(model, loss, source, rows, Effort.of(model, inputs), sketch, expected)
             company.exchanges()
+            company.chances()
             company.sizes()
 
 
@@ -150,6 +151,8 @@ def verify_isolated(
         return tried(lambda: [rows(inputs, targets)])
 
     tried(kept)  # with its random numbers
+    with torch.random.fork_rng(devices(model)):
+        refuse_public(once, elsewhere=False)
     with torch.random.fork_rng(devices(model)), calm(model, once) as steady:
         (found,) = once()
         if not steady:

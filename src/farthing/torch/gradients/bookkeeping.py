@@ -182,7 +182,7 @@ class Gradient:
     def _summed(self, batch: Any, bound: Any) -> Tensor:
         rule, parts = self._rule(bound), totals.Parts()
         total: Tensor | None = None
-        if not self.checked.holds(self.model):
+        if not self.checked.holds(self.model, self.loss):
             for inputs, targets, weights in batch.physical_batches(1):
                 self._checked_publicly(inputs, targets, weights)
                 break
@@ -209,7 +209,7 @@ class Gradient:
         total = (self._empty(rule) if room is None else room).zero_()
         if self.isolation is not None:
             rows = self.rows(inputs, targets, weights)
-            present = None if weights is None or weights.ndim == 2 else weights > 0
+            present = None if weights is None else (weights > 0).view(len(weights), -1).any(1)
             total += clipping.plain_sum(rows, rule, present)
         else:
             live = Live.of(rule, self.layout.size, total.device)
@@ -323,7 +323,7 @@ class Gradient:
                 else:
                     kept = self._leftovers(self.rows, source)
                     verify_isolated(self.isolation, self.model, self.loss, source, self.rows, kept, alike)
-            self._passes, self.checked = passes, Makeup(self.model)
+            self._passes, self.checked = passes, Makeup(self.model, self.loss)
             self._stack = self._stacked(source)
             wall.accept()
         self._wall = Wall(self.model, self.loss)

@@ -51,26 +51,30 @@ def bare(model: nn.Module) -> nn.Module:
 
 
 class Makeup:
-    """What a model was made of when it was checked: its modules, their modes and hooks, what is trained.
+    """What a model was made of when it was checked: modules, modes, switches and hooks, what is trained.
 
-    A check speaks of the model as it was then. A part that is put into training mode since (as ``train()``
-    does to frozen batch norms), another module or a new hook may mix examples, or keep them.
+    A check speaks of the model, and of its loss, as they were then. A part that is put into training mode
+    since (as ``train()`` does to frozen batch norms), another module, a new hook or a switch that was turned
+    (``model.in_batch_negatives = True``) may mix examples, or keep them.
     """
 
-    def __init__(self, model: nn.Module | None) -> None:
-        self._parts = [] if model is None else list(_parts(model))  # nothing was checked: no model is that
+    def __init__(self, model: nn.Module | None, loss: Any = None) -> None:
+        # nothing was checked: no model is that
+        self._parts = [] if model is None else [*_parts(model), *_parts(loss)]
 
-    def holds(self, model: nn.Module) -> bool:
-        """Return whether the model is still made of the same."""
-        found = list(_parts(model))
+    def holds(self, model: nn.Module, loss: Any = None) -> bool:
+        """Return whether the model and its loss are still made of the same."""
+        found = [*_parts(model), *_parts(loss)]
         return len(found) == len(self._parts) and all(a is b for a, b in zip(found, self._parts, strict=True))
 
 
-def _parts(model: nn.Module) -> Iterator[Any]:
+def _parts(model: Any) -> Iterator[Any]:
     """Yield objects that are the same ones as long as nothing is changed."""
-    for module in model.modules():
+    for module in model.modules() if isinstance(model, nn.Module) else ():
         yield module
         yield module.training
+        if not type(module).__module__.startswith("torch."):
+            yield from _switches(module)
         for hooks in (getattr(module, name) for name in _HOOKS):
             yield from hooks.values()
         for p in module._parameters.values():
@@ -80,6 +84,17 @@ def _parts(model: nn.Module) -> Iterator[Any]:
                 yield p.dtype
     for name in _HOOKS:
         yield from getattr(torch.nn.modules.module, f"_global{name}").values()
+
+
+def _switches(module: nn.Module) -> Iterator[Any]:
+    """Yield what may turn parts of a module's own code on or off: truths, and whether a number is 0."""
+    for name, value in module.__dict__.items():
+        if name not in _COMMON:
+            if value is None or isinstance(value, bool | int | float):
+                yield name
+                yield value if isinstance(value, bool) else not value
+            elif name == "forward":
+                yield value
 
 
 class TrainedWeights:
@@ -311,5 +326,6 @@ def _say() -> None:
 
 
 _HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
+_COMMON = frozenset(nn.Module().__dict__)
 _NAMES = "CheckpointFunction", "_checkpoint_without_reentrant_generator"  # what torch's checkpoint looks up
 _OWN = [getattr(checkpoint, name) for name in _NAMES]

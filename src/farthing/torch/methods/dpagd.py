@@ -52,7 +52,7 @@ from farthing.torch.gradients.isolation import Isolation
 from farthing.torch.gradients.layout import Layout
 from farthing.torch.kernels.noise import TensorGaussian
 from farthing.torch.training.plan import checked
-from farthing.torch.training.randomness import OwnRandomness, apart
+from farthing.torch.training.randomness import OwnRandomness, apart, foreign
 from farthing.torch.training.records import Batch, Examples
 
 Array = NDArray[np.float64]
@@ -177,10 +177,11 @@ def dpagd(
         examples = checked(sums, examples.on(device))
     overlap.remember(examples.data)
     door = Limited(ledger.over(examples), pricing)
-    gradient = Query(Everyone(), OwnRandomness(sums, device), ClipNorm(clip_norm), TensorGaussian(1.0))
+    own = foreign(sums, examples)
+    gradient = Query(Everyone(), OwnRandomness(sums, device, own), ClipNorm(clip_norm), TensorGaussian(1.0))
     low = ClipValue(-validate.positive(objective_clip=objective_clip), 0.0)
     losses = OwnRandomness(
-        RayLosses(model, loss, sums.layout, physical_batch_size, sums.isolation, shrinks), device
+        RayLosses(model, loss, sums.layout, physical_batch_size, sums.isolation, shrinks), device, own
     )
     choice = Query(Everyone(), losses, low, NoisyMax(1.0))
     if sampling_rate is not None and menu:

@@ -269,7 +269,7 @@ def train(
         one_by_one(examples.augment, examples.made_up()[0], device)
     with apart(device):
         examples = checked(gradient, examples, example, count)
-    kind = BatchKind(OwnRandomness(gradient, device), gradient.layout, mechanism)
+    kind = BatchKind(OwnRandomness.of(gradient, examples, device), gradient.layout, mechanism)
     kind, held = truncated(kind, examples, count, max_batch_size)
     overlap.remember(examples.data)
     together = distributed.ranks(device, group)

@@ -57,7 +57,7 @@ from farthing.torch.gradients.tape import call, mapped, record_losses, ungrouped
 from farthing.torch.kernels.totals import SLACK
 from farthing.torch.training.placing import PlacedBatch
 from farthing.torch.training.plan import checked
-from farthing.torch.training.randomness import apart
+from farthing.torch.training.randomness import apart, foreign
 from farthing.torch.training.records import Examples
 
 Array = NDArray[np.float64]
@@ -221,7 +221,7 @@ class NetworkGradient:
         """Return the sum over a batch, of gradients clipped at C / (1 + slack)."""
         network = self.network
         network.put(w)
-        with apart(network.device):
+        with apart(network.device, elsewhere=foreign(network.sums, batch.examples)):
             total = network.sums.bounded_sum(network.arranged(batch), None, _inner(bound, network.slack))
         return total.detach().cpu().numpy().astype(np.float64)
 
@@ -234,8 +234,10 @@ class NetworkGradient:
         network, found = self.network, list[tuple[Array, Array, Array]]()
         network.put(w)
         wall = Wall(network.model, network.loss)
-        with apart(network.device), network.sums.plain.running(), torch.no_grad():
-            together = network.sums.isolation is None and network.sums.checked.holds(network.model)
+        own = foreign(network.sums, batch.examples)
+        with apart(network.device, elsewhere=own), network.sums.plain.running(), torch.no_grad():
+            sums = network.sums
+            together = sums.isolation is None and sums.checked.holds(network.model, network.loss)
             arranged = network.arranged(batch) if together else PlacedBatch(batch, 1)
             for physical in arranged.physical_batches(network.sums.physical_batch_size):
                 with wall:
@@ -337,7 +339,7 @@ class WholeUpdate:
         network, total = self.network, Sum(max(1, len(batch)), self.shape)
         w, wall = np.asarray(w, dtype=np.float64), Wall(network.model, network.loss)
         try:
-            with apart(network.device), network.sums.plain.running():
+            with apart(network.device, elsewhere=True), network.sums.plain.running():
                 for inputs, targets, weights in batch.physical_batches(1):
                     with wall:  # around each: what one user's records leave in the model, no other meets
                         update = self._trained(w, *_own(inputs, targets, weights))

@@ -6,13 +6,16 @@ one more example is there changes nothing for the others. So every sum runs on a
 system, and the state that the caller sees afterwards is the one before: it does not tell how large batches
 were.
 
-For the same reason a transform that draws elsewhere (from Python's or numpy's generator) is refused, and one
-that mixes examples as well: it would move other examples' gradients with the one that comes or goes.
+A dataset's own code may draw from Python's generator, or from numpy's, which people seed for everybody to
+know ("seed everything"); so may a model in isolation. Where such code runs these two are hidden as well.
+
+For the same reason a transform that draws elsewhere is refused, or from a seed of its own, and one that mixes
+examples as well: it would move other examples' gradients with the one that comes or goes.
 """
 
 import os
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,20 +26,27 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from farthing.errors import Unsupported
 from farthing.ledger.answers import zero_sum
 from farthing.queries.query import Contribution
+from farthing.torch.checks.chance import RARE, SEED, SEEDS, AtQuantile, hidden
 from farthing.torch.gradients.layers import leaves
 from farthing.torch.gradients.tape import mapped
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnRandomness:
-    """A contribution computed on torch generators of its own."""
+    """A contribution computed on generators of its own: torch's, and ``elsewhere`` Python's and numpy's."""
 
     contribution: Contribution
     device: torch.device
+    elsewhere: bool = False
+
+    @classmethod
+    def of(cls, gradient: Any, examples: Any, device: torch.device) -> "OwnRandomness":
+        """Return sums of these examples' gradients."""
+        return cls(gradient, device, foreign(gradient, examples))
 
     def bounded_sum(self, records: Any, w: Any, bound: Any) -> Any:
-        """Return the contribution's sum; torch's generators are afterwards as they were."""
-        with apart(self.device):
+        """Return the contribution's sum; the generators are afterwards as they were."""
+        with apart(self.device, elsewhere=self.elsewhere):
             return self.contribution.bounded_sum(records, w, bound)
 
     @property
@@ -55,10 +65,10 @@ class OwnRandomness:
 
 
 @contextmanager
-def apart(device: torch.device, seed: int | None = None) -> Iterator[None]:
+def apart(device: torch.device, seed: int | None = None, elsewhere: bool = False) -> Iterator[None]:
     """Torch's generators, of the CPU and of ``device``, newly seeded, and afterwards as they were.
 
-    ``seed`` is for checks on made-up examples.
+    ``seed`` is for checks on made-up examples; ``elsewhere``: Python's generator and numpy's as well.
 
     Generator by generator: `torch.manual_seed` also leaves a note for every backend that is not in use.
     """
@@ -71,10 +81,16 @@ def apart(device: torch.device, seed: int | None = None) -> Iterator[None]:
         for generator in generators:
             secret = int.from_bytes(os.urandom(8), "little", signed=True)
             generator.manual_seed(secret if seed is None else seed)
-        yield
+        with hidden() if elsewhere else nullcontext():
+            yield
     finally:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
+
+
+def foreign(gradient: Any, examples: Any) -> bool:
+    """Return whether code that may draw from Python's generator or numpy's runs in sums of these examples."""
+    return gradient.isolation is not None or examples.tensors is None
 
 
 def one_by_one(augment: Callable[[Any], Any], inputs: Any, device: torch.device) -> None:
@@ -82,12 +98,15 @@ def one_by_one(augment: Callable[[Any], Any], inputs: Any, device: torch.device)
 
     A check, on made-up inputs of the same shapes, of several sizes and scales: one of them is exchanged, and
     the others must stay as they are; and where every draw is the same number, an example by itself must
-    become what it becomes among others.
+    become what it becomes among others. Numbers from a seed of its own are left as they are.
     """
-    for size, seed, scale in _CASES:
+    numbers = max(x[0].numel() for x in leaves((inputs,)))
+    cases = [case for case in _CASES if case[0] <= max(70, _MOST // max(1, numbers))]
+    for size, seed, scale in cases:
         batch, other = (_made(inputs, size, 2 * seed + more, scale) for more in range(2))
         swapped = _with_one(other, batch, seed % size)
-        views, again, exchanged = (_seen(augment, one, device, seed) for one in (batch, batch, swapped))
+        with AtQuantile(RARE[seed % 2]) if seed in _RARELY else nullcontext():
+            views, again, exchanged = (_seen(augment, one, device, seed) for one in (batch, batch, swapped))
         if any(len(view) != size for view in views):
             raise Unsupported("augment must return a batch of as many examples as it was given")
         if not all(map(torch.equal, views, again)):
@@ -97,37 +116,43 @@ def one_by_one(augment: Callable[[Any], Any], inputs: Any, device: torch.device)
         kept = torch.arange(size, device=views[0].device) != seed % size
         if not all(torch.equal(a[kept], b[kept]) for a, b in zip(views, exchanged, strict=True)):
             raise Unsupported(_MIXES)
-    for size, scale in sorted({(size, scale) for size, _, scale in _CASES}):
+    for size, scale in sorted({(size, scale) for size, _, scale in cases}):
         batch, place = _made(inputs, size, size, scale), size // 2
         one = mapped(batch, partial(_row, place))
         with _Still():  # type: ignore[no-untyped-call]
-            together, alone = (_seen(augment, given, device, 0) for given in (batch, one))
+            together, alone = (_seen(augment, given, device, SEED) for given in (batch, one))
         if not all(map(_alike, (view[place : place + 1] for view in together), alone)):
             raise Unsupported(_MIXES)
 
 
 _MIXES = "augment mixes examples: it must make a view of each one from that one alone"
-_SIZES = 2, 4, 9, 33, 70
+_SIZES = 2, 4, 9, 33, 70, 160, 512
+_MOST = 2**24  # numbers in the inputs of a batch of more than 70
+_RARELY = 200, 201  # seeds of batches that meet rare numbers only
 _CASES = (
-    *((4, seed, 1.0) for seed in range(8)),
+    *((4, seed, 1.0) for seed in (*range(8), *SEEDS, *_RARELY)),
     *((size, size, 1.0) for size in _SIZES),
     *((size, 1, scale) for size in (4, 33) for scale in (-1.0, 1e-4, 300.0)),
 )
 
 
 class _Still(TorchDispatchMode):
-    """Every random number is one half, or zero among whole numbers, however many are drawn."""
+    """Every random number on `SEED` is one half, or zero among whole numbers, however many are drawn."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        if torch.Tag.nondeterministic_seeded in func.tags and isinstance(found, torch.Tensor):
+        own = (kwargs or {}).get("generator") is not None or torch.default_generator.initial_seed() != SEED
+        if torch.Tag.nondeterministic_seeded in func.tags and isinstance(found, torch.Tensor) and not own:
             found.fill_(0.5 if found.is_floating_point() else 0)
         return found
 
 
 def _seen(augment: Callable[[Any], Any], value: Any, device: torch.device, seed: int) -> list[torch.Tensor]:
     with apart(device, seed):
-        return leaves((augment(mapped(value, torch.clone)),))
+        found = leaves((augment(mapped(value, torch.clone)),))
+        if torch.default_generator.initial_seed() != seed:
+            raise Unsupported("augment must not seed torch's generator: its numbers stay secret")
+    return found
 
 
 def _made(inputs: Any, size: int, seed: int, scale: float) -> Any:

@@ -1,0 +1,192 @@
+"""Random numbers of a model: public ones are refused where they tell examples apart, rare ones are met."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from farthing.errors import Unsupported
+from farthing.queries.bounds import ClipNorm
+from farthing.torch.checks.chance import AtQuantile
+from farthing.torch.gradients.bookkeeping import Gradient
+from farthing.torch.training.plan import checked
+from farthing.torch.training.records import Examples
+
+X = torch.randn(300, 6, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(300) % 3
+
+
+def losses(outputs, targets):
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+class Net(nn.Module):
+    """Two layers with a function between them."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.first, self.last, self.function = nn.Linear(6, 8), nn.Linear(8, 3), function
+
+    def forward(self, x):
+        return self.last(self.function(torch.tanh(self.first(x))))
+
+
+def admitted(model, route="fast"):
+    found = Gradient(model, losses, physical_batch_size=512, route=route)
+    return found, checked(found, Examples((X, Y)), None, len(X))
+
+
+MIXES_BY_CHANCE = {
+    "seldom": lambda h: h + h.flip(0) if torch.rand(()) > 0.98 else h,
+    "one of twenty": lambda h: h + h.flip(0) if torch.randint(20, ()) == 19 else h,
+    "a number between": lambda h: h + h.flip(0) if torch.randint(20, ()) == 7 else h,
+    "a coin": lambda h: h + h.flip(0) if torch.bernoulli(torch.tensor(0.01)) else h,
+    "a far number": lambda h: h + h.flip(0) if torch.randn(()) > 3 else h,
+    "drawn in place": lambda h: h + h.flip(0) if h.new_empty(()).uniform_(-1, 1) < -0.99 else h,
+}
+
+
+@pytest.mark.parametrize("name", MIXES_BY_CHANCE)
+def test_a_model_that_mixes_examples_by_chance_is_refused(name):
+    with pytest.raises(Unsupported, match="mixes examples"):
+        admitted(Net(MIXES_BY_CHANCE[name]))
+
+
+def seeded(h):
+    torch.manual_seed(0)
+    return h * (torch.rand(h.shape) > 0.5)
+
+
+def seeded_aside(h):
+    with torch.random.fork_rng([]):
+        return seeded(h)
+
+
+PUBLIC = {
+    "a generator": lambda h: h * (torch.rand(h.shape, generator=torch.Generator().manual_seed(0)) > 0.5),
+    "a seed": seeded,
+    "a seed aside": seeded_aside,
+    "a seed aside and a secret one": lambda h: F.dropout(seeded_aside(h)),
+    "numpy's": lambda h: h * torch.from_numpy(np.random.RandomState(0).rand(*h.shape) > 0.5),
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_numbers_from_a_public_seed_that_differ_by_place_are_refused(name):
+    with pytest.raises(Unsupported, match=r"mixes examples|seeds torch's generator"):
+        admitted(Net(PUBLIC[name]))
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name != "numpy's"])
+def test_so_they_are_in_lanes(name):
+    """Lanes draw apart, from a seed that everybody knows."""
+    with pytest.raises(Unsupported):
+        admitted(Net(PUBLIC[name]), route="vmap")
+
+
+def test_a_public_projection_that_is_the_same_for_everybody_may_stay():
+    def projected(h):
+        with torch.random.fork_rng([]):
+            torch.manual_seed(3)
+            return h @ torch.randn(8, 8)
+
+    admitted(Net(projected))
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand], ids=["python", "numpy"])
+def test_book_keeping_leaves_a_model_that_draws_elsewhere_to_isolation(draw):
+    model = Net(lambda h: h * (1 + 0 * draw()))
+    with pytest.raises(Unsupported, match="Python's generator or numpy's"):
+        admitted(model)
+    found, _ = admitted(model, route="auto")
+    assert found.isolation is not None
+
+
+@pytest.mark.parametrize("most", [64, 200])
+def test_a_model_whose_results_depend_on_the_size_of_large_batches_is_refused(most):
+    with pytest.raises(Unsupported, match="mixes examples"):
+        admitted(Net(lambda h: h if len(h) < most else 0.1 * h))
+
+
+class _Shrunk(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, delta):
+        return delta if len(delta) < 64 else 0.1 * delta
+
+
+def test_so_is_one_whose_gradients_do():
+    with pytest.raises(Unsupported, match="mixes examples"):
+        admitted(Net(_Shrunk.apply))
+
+
+class Switched(Net):
+    """Mixes examples when it is told to."""
+
+    negatives, strength, other = False, 0.0, None
+
+    def __init__(self):
+        super().__init__(self.mixed)
+
+    def mixed(self, h):
+        h = h + self.strength * h.flip(0) if self.strength else h
+        h = h if self.other is None else h + h.flip(0)
+        return h - 3 * h.mean(0) if self.negatives else h
+
+
+@pytest.mark.parametrize(("name", "value"), [("negatives", True), ("strength", 0.5), ("other", 1.0)])
+def test_a_switch_that_is_turned_during_training_is_seen(name, value):
+    model = Switched()
+    model.strength = 0.0
+    found, examples = admitted(model)
+    batch = examples.take(np.arange(32))
+    found.bounded_sum(batch, None, ClipNorm(1.0))
+    setattr(model, name, value)
+    with pytest.raises(Unsupported, match="mixes examples"):
+        found.bounded_sum(batch, None, ClipNorm(1.0))
+
+
+def test_a_switch_of_the_loss_is_seen():
+    class Weighed(nn.Module):
+        together = False
+
+        def forward(self, outputs, targets):
+            found = losses(outputs, targets)
+            return found * found.detach().mean() if self.together else found
+
+    loss, model = Weighed(), Net(torch.relu)
+    found = Gradient(model, loss)
+    batch = Examples((X, Y)).take(np.arange(32))
+    found.bounded_sum(batch, None, ClipNorm(1.0))
+    loss.together = True
+    with pytest.raises(Unsupported, match="mixes examples"):
+        found.bounded_sum(batch, None, ClipNorm(1.0))
+
+
+def test_a_number_that_changes_a_little_is_not_checked_again(monkeypatch):
+    model = Net(torch.relu)
+    model.temperature = 0.5
+    found, examples = admitted(model)
+    monkeypatch.setattr(found, "check", None)
+    model.temperature = 0.4
+    found.bounded_sum(examples.take(np.arange(8)), None, ClipNorm(1.0))
+
+
+def test_quantiles_of_what_is_drawn():
+    with AtQuantile(0.25) as draws:
+        assert not draws.seen
+        assert torch.rand(2).tolist() == [0.25, 0.25]
+        assert torch.empty(()).uniform_(2, 6) == 3.0
+        assert torch.randint(3, 9, (2,)).tolist() == [3, 3]
+        assert abs(float(torch.randn(())) + 0.6745) < 1e-3
+        assert torch.bernoulli(torch.tensor([0.2, 0.3])).tolist() == [0.0, 1.0]
+        assert torch.empty(()).bernoulli_(0.3) == 1.0
+        assert draws.seen
+    with AtQuantile(0.75):
+        assert int(torch.randint(9, ())) == 8
