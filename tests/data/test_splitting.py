@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import farthing as ft
-from farthing.data import table_files
+from farthing.data import splitting, table_files
 from farthing.data.columns import Categorical, Numeric, Unbounded
 from farthing.data.schema import Schema
-from farthing.data.splitting import Partitions, Split, Spool
+from farthing.data.splitting import Partitions, People, Split, Spool
 from farthing.data.tables import Table
 from farthing.errors import InvalidValue
 from farthing.linear.losses import logistic
@@ -27,12 +27,20 @@ from farthing.statistics.ranks import QuantileScores
 
 def chosen(table: list[tuple[Any, str]], **rule: Any) -> tuple[list[tuple[Any, str]], list[tuple[Any, str]]]:
     """The rows that are kept, and those held out, of a table of (person, cell), read in blocks of three."""
-    split, kept, held = Split(**rule), [], []
+    split, sides, people = Split(**rule), ([], []), (People(), People())
     for start in range(0, len(table), 3):
         block = table[start : start + 3]
         columns = {name: np.array([row[i] for row in block], dtype=object) for i, name in enumerate("pc")}
-        for into, mask in zip((kept, held), split.masks(columns, ["c"]), strict=True):
-            into.extend(row for row, takes in zip(block, mask, strict=True) if takes)
+        *masks, keys = split.sides(columns, ["c"])
+        for side, whose, mask in zip(sides, people, masks, strict=True):
+            side.extend(row for row, takes in zip(block, mask, strict=True) if takes)
+            whose.add([key for key, takes in zip(keys, mask, strict=True) if takes])
+    if split.user is None:
+        return sides
+    kept, held = (
+        [row for row, first in zip(side, whose.first(split.rows), strict=True) if first]
+        for side, whose in zip(sides, people, strict=True)
+    )
     return kept, held
 
 
@@ -72,6 +80,48 @@ def test_people_without_an_identifier_are_left_out_and_decide_nothing(blank: Any
         assert chosen(table, user="p") == ([("b", "3")], [])
     kept, held = chosen(rows, user="p", rows=3, share=0.999999)
     assert kept + held == [("b", "3")]
+
+
+@given(
+    st.lists(st.sampled_from("abcdefgh"), max_size=60), st.integers(1, 4), st.sampled_from([0, 200, 2**20])
+)
+def test_the_first_rows_of_each_person_are_found_in_memory_and_in_files(
+    keys: list[str], most: int, room: int
+) -> None:
+    people = People(most=room)
+    for start in range(0, len(keys), 7):
+        people.add(keys[start : start + 7])
+    counted = Counter[str]()
+    expected = []
+    for key in keys:
+        counted[key] += 1
+        expected.append(counted[key] <= most)
+    assert people.first(most).tolist() == expected
+
+
+@pytest.mark.parametrize("room", [0, 2**29])
+def test_a_table_in_files_keeps_the_same_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    """A person's records are bounded on both sides, wherever features, targets and people lie."""
+    monkeypatch.setattr(splitting, "_MARKED", room)
+    whole = np.random.default_rng(0).integers(0, 700, 3000)
+    rows = "".join(f"p{person},{row % 97},{row}\n" for row, person in enumerate(whole))
+    (tmp_path / "a.csv").write_text(f"p,x,y\n{rows}")
+    schema = Schema((Numeric("x", 0, 100),), Numeric("y", 0, 3000))
+    for kind in (Spool, People):
+        first = kind.__init__.__defaults__[:-1]
+        monkeypatch.setattr(kind.__init__, "__defaults__", (*first, min(room, 2**25)))
+    found = table_files.training_rows(str(tmp_path / "a.csv"), schema, Split("p", 2, 0.3))
+    assert found.held is not None
+    assert isinstance(found.X, np.memmap) == (room == 0)
+    sides = [{int(row) for row in y} for y in (found.y, found.held[1])]
+    places = {person: np.flatnonzero(whole == person).tolist() for person in set(whole.tolist())}
+    for mine in places.values():
+        (side,) = (side for side in sides if mine[0] in side)
+        assert {*mine} & (sides[0] | sides[1]) == {*mine} & side == {*mine[:2]}
+    for X, y in ((found.X, found.y), found.held):
+        assert np.array_equal(X[:, 0], ((y % 97) / 100).astype(np.float32))
 
 
 def test_spaces_around_an_identifier_do_not_make_another_person() -> None:

@@ -8,7 +8,7 @@ are left out: if they counted as one person, one of them would decide which of t
 around an identifier do not count.
 
 >>> split = Split(share=0.5)
->>> split.masks({"age": np.array(["17", "90", "35"])}, ["age"])
+>>> split.sides({"age": np.array(["17", "90", "35"])}, ["age"])[:2]
 (array([False,  True,  True]), array([ True, False, False]))
 
 Records in parts, each summed where it lies: in processes of a Dask cluster, or one after the other.
@@ -32,9 +32,11 @@ last bit as in one process.
 """
 
 import math
+import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -50,11 +52,15 @@ from farthing.queries.samplers import Indices
 Mask = NDArray[np.bool_]
 
 _NOBODY = frozenset({"", "nan", "nat", "none", "null"})  # identifiers that are missing, in small letters
+_WORDS = 4  # of 64 bits, that tell people apart
+_PARTS = 128  # files into which many records are parted
+_AT_ONCE = 2**14  # rows that are read from a file at a time
+_MARKED = 2**24  # records whose marks are kept in memory
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Split:
-    """The records that are learnt from, and those that are held out. It counts rows: use one a reading.
+    """The rule that says which records are learnt from, and which are held out.
 
     Parameters
     ----------
@@ -69,32 +75,29 @@ class Split:
     user: str | None = None
     rows: int = 1
     share: float = 0.0
-    _seen: dict[str, int] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         validate.count(rows=self.rows)
         if not 0 <= validate.non_negative(share=self.share) < 1:
             raise InvalidValue(f"the share that is held out must be below 1, got {self.share!r}")
 
-    def masks(self, block: Mapping[str, Any], names: Sequence[str]) -> tuple[Mask, Mask]:
-        """Return which records of a block are learnt from, and which are held out."""
+    def sides(self, block: Mapping[str, Any], names: Sequence[str]) -> tuple[Mask, Mask, list[str]]:
+        """Return which records of a block may be learnt from, which are held out, and whose each is.
+
+        People may still have more than ``rows`` of them: `People` tells the first ones.
+        """
         texts = [[str(cell) for cell in np.asarray(block[name]).tolist()] for name in self._hashed(names)]
         keys = ["\x1f".join(cells) for cells in zip(*texts, strict=True)]
         keys = keys if self.user is None else [key.strip() for key in keys]  # "a" and "a " are one person
-        kept = np.array([self._kept(key) for key in keys], dtype=np.bool_)
+        known = np.array([self._is_known(key) for key in keys], dtype=np.bool_)
         held = np.array([_place(key) < self.share for key in keys], dtype=np.bool_)
-        return kept & ~held, kept & held
+        return known & ~held, known & held, keys
 
     def _hashed(self, names: Sequence[str]) -> Sequence[str]:
         return names if self.user is None else [self.user]
 
-    def _kept(self, person: str) -> bool:
-        if self.user is None:
-            return True
-        if person.lower() in _NOBODY:
-            return False
-        self._seen[person] = self._seen.get(person, 0) + 1
-        return self._seen[person] <= self.rows
+    def _is_known(self, person: str) -> bool:
+        return self.user is None or person.lower() not in _NOBODY
 
 
 def _place(key: str) -> float:
@@ -104,19 +107,22 @@ def _place(key: str) -> float:
 
 
 class Spool:
-    """Blocks of features: in memory while they are few, then in a temporary file that nobody else can open.
+    """Rows of numbers: in memory while they are few, then in a temporary file that nobody else can open.
 
     The file has no name, so it is gone when the process ends. All numbers have one type from the first row:
     if it followed from how many there are, one record more would move every other by a rounding, and so a sum
     by far more than its bound. float32 is for features in [0, 1], each rounded by itself within those.
     """
 
-    def __init__(self, width: int, dtype: type[np.floating[Any]] = np.float64, most: int = 2**29) -> None:
+    def __init__(self, width: int, dtype: type[np.generic] = np.float64, most: int = 2**29) -> None:
         self._width, self._dtype, self._most, self._bytes = width, np.dtype(dtype), most, 0
         self._blocks: list[NDArray[Any]] = [np.zeros((0, width), dtype)]
         self._file: Any = None
 
-    def add(self, block: NDArray[np.float64]) -> None:
+    def __len__(self) -> int:
+        return self._bytes // (self._width * self._dtype.itemsize)
+
+    def add(self, block: NDArray[Any]) -> None:
         """Add rows."""
         rows = np.asarray(block, dtype=self._dtype)
         self._bytes += rows.nbytes
@@ -132,14 +138,129 @@ class Spool:
         while self._blocks:
             self._blocks.pop(0).tofile(self._file)
 
+    def read(self, rows: int) -> Iterator[NDArray[Any]]:
+        """Yield all rows, at most so many at a time; no row may be added meanwhile."""
+        if self._file is None:
+            whole = np.concatenate(self._blocks)
+            yield from (whole[start : start + rows] for start in range(0, len(whole), rows))
+            return
+        self._file.flush()
+        for start in range(0, len(self), rows):
+            yield self._part(start, min(rows, len(self) - start))
+
+    def _part(self, start: int, rows: int) -> NDArray[Any]:
+        size = self._width * self._dtype.itemsize
+        content = os.pread(self._file.fileno(), rows * size, start * size)
+        return np.frombuffer(content, self._dtype).reshape(rows, self._width)
+
+    def keep(self, kept: NDArray[np.bool_]) -> None:
+        """Leave out all rows but those that are kept, in the same file."""
+        if self._file is None:
+            self._blocks = [np.concatenate(self._blocks)[kept]]
+            self._bytes = self._blocks[0].nbytes
+            return
+        self._file.flush()
+        total, end = len(self), 0
+        for start in range(0, total, _AT_ONCE):
+            rows = self._part(start, min(_AT_ONCE, total - start))[kept[start : start + _AT_ONCE]]
+            self._file.seek(end)
+            end += self._file.write(rows.tobytes())
+            self._file.flush()
+        self._bytes = end
+        self._file.truncate(end)
+
+    def close(self) -> None:
+        """Give the file back, if there is one."""
+        if self._file is not None:
+            self._file.close()
+
     def value(self) -> NDArray[Any]:
         """Return all rows: an array, or a memory map of the file."""
         if self._file is None:
             return np.concatenate(self._blocks)
         with self._file as file:  # the memory map keeps it open
             file.flush()
-            shape = (self._bytes // (self._width * self._dtype.itemsize), self._width)
-            return np.memmap(file, dtype=self._dtype, mode="r", shape=shape)
+            if not len(self):
+                return np.zeros((0, self._width), self._dtype)  # nothing can be mapped
+            return np.memmap(file, dtype=self._dtype, mode="r", shape=(len(self), self._width))
+
+
+class People:
+    """Whose records they are, in order, to find the first ones of each person in constant memory.
+
+    A record is remembered as a digest of its identifier and its position. Few are sorted in memory; many are
+    parted by their digests into files, each of which is sorted by itself, so that all records of a person
+    meet. People are told apart by 256 bits of BLAKE2b. That no two of them share a digest is assumed, as it
+    is assumed of the hashes that chain a ledger; so the rule is that of a table with all identifiers in
+    memory, and a person who comes or goes changes no other person's records. (A table of counts in which two
+    people may share a place would not do: it would bound the rows of each, but whether one person's rows are
+    kept would depend on another's, who could move twice as many records as are paid for.)
+
+    >>> people = People()
+    >>> people.add(["ann", "bob", "ann", "ann", "bob"])
+    >>> people.first(2).tolist()
+    [True, True, True, False, True]
+    """
+
+    def __init__(self, most: int = 2**25) -> None:
+        self._entries = Spool(_WORDS + 1, np.uint64, most)
+        self._most = most
+
+    def add(self, keys: Sequence[str]) -> None:
+        """Add the identifiers of the next records."""
+        digests = b"".join(
+            blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8 * _WORDS, person=b"people").digest()
+            for key in keys
+        )
+        places = np.arange(len(self._entries), len(self._entries) + len(keys), dtype=np.uint64)
+        words = np.frombuffer(digests, ">u8").reshape(len(keys), _WORDS)
+        self._entries.add(np.column_stack([words, places]))
+
+    def first(self, rows: int) -> NDArray[np.bool_]:
+        """Return which records are among the first ``rows`` of their person; ask once."""
+        found = marks(len(self._entries))
+        for entries in self._parted():
+            found[_first(entries, rows)] = True
+        return found
+
+    def _parted(self) -> Iterator[NDArray[np.uint64]]:
+        """Yield all entries in parts that share no person."""
+        if len(self._entries) * 8 * (_WORDS + 1) <= self._most:
+            yield self._entries.value()
+            return
+        with ExitStack() as stack:
+            files = [stack.enter_context(tempfile.TemporaryFile(prefix="farthing-")) for _ in range(_PARTS)]
+            for block in self._entries.read(_AT_ONCE):
+                part = (block[:, 0] % np.uint64(_PARTS)).astype(np.intp)
+                order = np.argsort(part, kind="stable")
+                ends = np.cumsum(np.bincount(part, minlength=_PARTS))
+                for file, rows in zip(files, np.split(block[order], ends[:-1]), strict=True):
+                    rows.tofile(file)
+            self._entries.close()
+            for file in files:
+                file.seek(0)
+                yield np.frombuffer(file.read(), np.uint64).reshape(-1, _WORDS + 1)
+
+
+def _first(entries: NDArray[np.uint64], rows: int) -> NDArray[np.uint64]:
+    """Return the positions of the first ``rows`` entries of each digest."""
+    order = np.lexsort(entries[:, ::-1].T)  # by digest, then by position
+    digests = entries[order, :_WORDS]
+    place = np.arange(len(order))
+    new = np.ones(len(order), np.bool_)
+    new[1:] = (digests[1:] != digests[:-1]).any(axis=1)
+    rank = place - np.maximum.accumulate(np.where(new, place, 0))
+    found: NDArray[np.uint64] = entries[order[rank < rows], _WORDS]
+    return found
+
+
+def marks(records: int) -> NDArray[np.bool_]:
+    """Return a mark for each record, none set: in a temporary file where they are many."""
+    if records <= _MARKED:
+        return np.zeros(records, np.bool_)
+    with tempfile.TemporaryFile(prefix="farthing-") as file:
+        file.truncate(records)
+        return np.memmap(file, np.bool_, "r+", shape=(records,))
 
 
 Integers = NDArray[np.int64]

@@ -19,7 +19,7 @@ from farthing.data.adult import ADULT, load_adult
 from farthing.data.columns import Categorical, Column, Date, Numeric, Unbounded
 from farthing.data.csv_files import DELIMITERS, Csv
 from farthing.data.schema import Schema
-from farthing.data.splitting import Split, Spool
+from farthing.data.splitting import People, Split, Spool
 from farthing.errors import InvalidValue
 from farthing.validate import did_you_mean
 
@@ -272,24 +272,44 @@ def training_rows(
     also = [] if split.user is None else [split.user]
     plain = split.user is None and not split.share
     unbounded = any(isinstance(column, Unbounded) for column in schema.columns)
-    spool = Spool(schema.width, np.float64, most=0) if unbounded else Spool(schema.width, np.float32)
-    y = Spool(1, np.float64, most=2**25)
-    held_X, held_y = [np.zeros((0, schema.width))], [np.zeros(0)]
+    learnt, held = (_Side(schema.width, unbounded) for _ in range(2))
     for block in blocks(table, schema, csv=csv, also=also):
         if strict:
             _inside(table, schema, block)
         features, targets = schema.encode(block), _blank(schema.encode_target(block))
         if plain:
-            spool.add(features)
-            y.add(targets[:, None])
+            learnt.add(features, targets, None)
             continue
-        kept, held = split.masks(block, names)
-        spool.add(features[kept])
-        y.add(targets[kept, None])
-        held_X.append(features[held])
-        held_y.append(targets[held])
-    aside = (np.concatenate(held_X), np.concatenate(held_y)) if split.share else None
-    return TrainingRows(spool.value(), y.value()[:, 0], aside)
+        *masks, keys = split.sides(block, names)
+        for side, mask in zip((learnt, held), masks, strict=True):
+            whose = None if split.user is None else [keys[place] for place in np.flatnonzero(mask)]
+            side.add(features[mask], targets[mask], whose)
+    kept = None if split.user is None else split.rows
+    return TrainingRows(*learnt.value(kept), held.value(kept) if split.share else None)
+
+
+class _Side:
+    """Records of one side of a split: features, targets, and whose they are, in memory or in files."""
+
+    def __init__(self, width: int, unbounded: bool) -> None:
+        self._X = Spool(width, np.float64, most=0) if unbounded else Spool(width, np.float32)
+        self._y = Spool(1, np.float64, most=2**25)
+        self._people = People()
+
+    def add(self, features: Array, targets: Array, whose: Sequence[str] | None) -> None:
+        """Add records, of known people if ``whose`` is given."""
+        self._X.add(features)
+        self._y.add(targets[:, None])
+        if whose is not None:
+            self._people.add(whose)
+
+    def value(self, rows: int | None) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return features and targets, of each person the first ``rows``; None keeps all records."""
+        if rows is not None:
+            first = self._people.first(rows)
+            self._X.keep(first)
+            self._y.keep(first)
+        return self._X.value(), self._y.value()[:, 0]
 
 
 def read(
