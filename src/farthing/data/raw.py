@@ -50,6 +50,8 @@ class Stored(NamedTuple):
 
         ``blank`` rows count for nothing, like those whose norm is not finite.
         """
+        if not self.rows:  # as before every charge
+            return None, np.empty(0)
         found = native.kernels(self.rows * self.width)
         if found is None:
             return None
