@@ -16,6 +16,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ from farthing.linear.preprocessing import PCA
 from farthing.linear.selection import PrivateScore
 from farthing.queries.arrays import attempt
 from farthing.queries.bounds import ClipNorm
+from farthing.queries.correlated import Cyclic
 from farthing.queries.samplers import Everyone, Poisson
 
 MARK = 918273645  # values that no message may contain
@@ -177,7 +179,7 @@ Array = NDArray[np.float64]
 Neighbour = tuple[str, Array, Array]
 
 _INPUTS, _CLASSES, _NOISE = 2, 3, 500.0
-_DRAWS: tuple[Draw, ...] = (Everyone(), Poisson(0.5), Exactly(1))
+_DRAWS: tuple[Draw, ...] = (Everyone(), Poisson(0.5), Exactly(1), Cyclic(0.25, 2))
 _ALL, _FEW = "all", 3  # neighbours tried for other draws and for sessions
 _LARGEST = 10**6
 _NOT_PUBLIC = ("about", "update", "weights", "head")  # digests of noise, and hashes that contain the time
@@ -236,11 +238,18 @@ def _header(number: int, kind: str, draw: Draw = _DRAWS[0], w: Array | None = No
     """Return header and body of a question."""
     w = np.zeros(_INPUTS + 1) if w is None else w
     features = Features(_INPUTS, intercept=more.pop("intercept", 1.0), radius=more.pop("radius", None))
-    invitation = Invitation(1.0, draw, 1000, noise_multiplier=_NOISE, **more)
+    invitation = _invitation(draw, **more)
     turn = RoundId("run", number, f"{number:032x}")
     return Question(
         turn, "d", invitation, LinearGradient(LOSSES[kind], features), w.shape
     ).header(), pack_numbers(w)
+
+
+def _invitation(draw: Draw, **more: Any) -> Invitation:
+    """Return terms: noise is correlated over rounds where records take turns in groups."""
+    if isinstance(draw, Cyclic):
+        return Invitation(1.0, draw, 100, noise_multiplier=_NOISE, bands=draw.groups, **more)
+    return Invitation(1.0, draw, 1000, noise_multiplier=_NOISE, **more)
 
 
 def plain_talk(draw: Draw) -> Script:
@@ -249,7 +258,7 @@ def plain_talk(draw: Draw) -> Script:
     def talk(to: Conversation) -> None:
         start = {"run": "run", "round": 0, "nonce": "0" * 32, "dataset": "d"}
         to.ask("hello", MessageKind.HELLO, start)
-        terms = forms.invitation(Invitation(1.0, draw, 1000, noise_multiplier=_NOISE))
+        terms = forms.invitation(_invitation(draw))
         to.ask("a proposal", MessageKind.PROPOSAL, start | {"invitation": terms})
         number = 0
         for kind in LOSSES:
@@ -284,10 +293,14 @@ def plain_talk(draw: Draw) -> Script:
     return talk
 
 
-def session_talk(to: Conversation, others: dict[str, Signer], enrolled: dict[str, bytes]) -> None:
+def session_talk(
+    to: Conversation, others: dict[str, Signer], enrolled: dict[str, bytes], draw: Draw = _DRAWS[0]
+) -> None:
     """Run a session of secure aggregation with two other parties, including messages to be refused."""
-    weights = pack_numbers(np.zeros(_INPUTS + 1))
-    header = _header(1, "logistic", trust=Trust.DISTRIBUTED, survivors=2)[0] | {"weights": digest(weights)}
+    weights, shared = pack_numbers(np.zeros(_INPUTS + 1)), {"trust": Trust.DISTRIBUTED, "survivors": 2}
+    header = _header(1, "logistic", draw, **shared)[0] | {"weights": digest(weights)}
+    if isinstance(draw, Cyclic):
+        header["first"] = 3  # three turns of the plan are forfeited
     turn = {name: header[name] for name in ("run", "round", "nonce")}
     session, count = session_of(header), len(enrolled)
     members = {
@@ -338,6 +351,7 @@ def kept(folder: Path, records: Neighbour, trust: Trust, keys: dict[str, Signer]
             outputs=_CLASSES,
             trust=trust,
             evaluation=True,
+            bands=2,
         ),
         parties={name: key.public for name, key in keys.items() if name != "coordinator"},
     )
@@ -367,7 +381,9 @@ def replies(folder: str) -> list[str]:
     scripts: list[tuple[str, Script, Trust]] = [
         (forms.draw(draw), plain_talk(draw), Trust.LOCAL) for draw in _DRAWS
     ]
-    scripts.append(("a session", lambda to: session_talk(to, others, enrolled), Trust.DISTRIBUTED))
+    for draw in (_DRAWS[0], _DRAWS[-1]):
+        talk = partial(session_talk, others=others, enrolled=enrolled, draw=draw)
+        scripts.append((f"a session, {forms.draw(draw)}", talk, Trust.DISTRIBUTED))
     complaints = []
     for name, script, trust in scripts:
         first, *rest = neighbours()

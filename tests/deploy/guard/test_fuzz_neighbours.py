@@ -32,6 +32,7 @@ from farthing.deploy.messages.signed import (
 )
 from farthing.deploy.secagg.protocol import ADVERT, SEALED, Member, session_of
 from farthing.federated.terms import Exactly, Trust
+from farthing.queries.correlated import Cyclic
 from farthing.queries.samplers import Everyone, Poisson
 
 try:
@@ -56,6 +57,7 @@ TERMS = {
         "exactly:2",
         "poisson:1e-9",
         "poisson:nan",
+        "cyclic:0.25:2",
         "turns",
     ],
     "rounds": [1, 5, 1001, 0, 2**60, 1.5],
@@ -65,6 +67,8 @@ TERMS = {
     "trust": ["local", "distributed", "trusted", ""],
     "survivors": [1, 2, 3, 0, 2**40],
     "seen": [True, 0],
+    "bands": [1, 2, 3, 0, 2**40],
+    "exponent": [0.5, 0.6, 2.0],
 }
 ASKED = {
     "loss": ["logistic", "multinomial", "huber-hinge", "squared", "hope"],
@@ -91,6 +95,7 @@ class State:
 
     talk: entrances.Conversation
     rounds: int = 0
+    first: int = 0
     session: dict = field(default_factory=dict)  # header, adverts, members, boxes, what came back
 
 
@@ -152,8 +157,12 @@ def masked(rng, state, draw):
     known, step = state.session, rng.random()
     if not known or step < (0.02 if known["step"] < 5 else 0.25):
         state.rounds += 1
-        header, body = entrances._header(state.rounds, "logistic", trust=Trust.DISTRIBUTED, survivors=2)
+        shared = {"trust": Trust.DISTRIBUTED, "survivors": 2}
+        header, body = entrances._header(state.rounds, "logistic", draw, **shared)
         header["weights"] = digest(body)
+        state.first += rng.choice([0, 0, 0, 1, 3])  # as other runs of the plan leave it
+        if state.first and isinstance(draw, Cyclic):
+            header["first"] = state.first
         session = session_of(header)
         members = {
             name: Member(session, name, KEYS[name], ENROLLED, survivors=2, colluding=0)
@@ -210,7 +219,8 @@ def bent(rng, kind, header, body):
         elif way < 0.35 and header:
             header[rng.choice(sorted(header))] = rng.choice(LIES)
         elif way < 0.4:
-            header[rng.choice(["more", "about", "threshold", "table", "each", "weights"])] = rng.choice(LIES)
+            names = ["more", "about", "threshold", "table", "each", "weights", "first"]
+            header[rng.choice(names)] = rng.choice(LIES)
         elif way < 0.6 and isinstance(header.get("invitation"), dict):
             name = rng.choice(sorted(TERMS))
             header["invitation"][name] = rng.choice(TERMS[name])
@@ -306,6 +316,8 @@ TALKS = [
     (masked, Everyone(), Trust.DISTRIBUTED),
     (local, Poisson(0.5), Trust.LOCAL),
     (local, Exactly(1), Trust.LOCAL),
+    (local, Cyclic(0.25, 2), Trust.LOCAL),
+    (masked, Cyclic(0.25, 2), Trust.DISTRIBUTED),
 ]
 
 
