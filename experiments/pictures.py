@@ -7,7 +7,8 @@ here they are random filters, as nothing is pre-trained, so that accuracies lie 
 `Images` are the pictures themselves, for `features` to make scattering features of.
 
 A run of a network takes minutes. Where the environment variable FARTHING_KEEP names a folder, finished runs
-are kept there (`kept`): an experiment that was stopped goes on, and two that share runs make them once.
+are kept there (`kept`), and features as well (`kept_array`): an experiment that was stopped goes on, and two
+that share runs make them once.
 """
 
 import json
@@ -152,6 +153,21 @@ def kept(place: tuple[object, ...], make: Callable[[], Any]) -> Any:
     return value
 
 
+def kept_array(name: str, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+    """What ``make`` gives, or gave before under the same name, read from its file on demand."""
+    folder = os.environ.get("FARTHING_KEEP")
+    if not folder:
+        return make()
+    path = Path(folder) / f"{name}.npy"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(".draft.npy")
+        np.save(draft, make())
+        draft.rename(path)
+    found: NDArray[Any] = np.load(path, mmap_mode="r")
+    return found
+
+
 def _path(name: str) -> Path:
     path = find(name)
     if path is None:
@@ -166,13 +182,13 @@ def _shard(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
         return np.stack([c[:, 0] + c[:, 1], c[:, 0], c[:, 0] + c[:, 2]], 1), data["y"]
 
 
-@torch.no_grad()
 def _convolved(images: NDArray[Any], name: str) -> NDArray[np.float32]:
     """What the paper's two convolutions, with random filters, make of images."""
-    folder = os.environ.get("FARTHING_KEEP")
-    path = Path(folder) / f"cifar10_{name}.npy" if folder else None
-    if path is not None and path.exists():
-        return np.load(path).astype(np.float32)
+    return kept_array(f"cifar10_{name}", lambda: _filtered(images)).astype(np.float32)
+
+
+@torch.no_grad()
+def _filtered(images: NDArray[Any]) -> NDArray[np.float16]:
     torch.manual_seed(seed("convolutions"))
     norm = nn.LocalResponseNorm(4)
     body = nn.Sequential(
@@ -181,10 +197,7 @@ def _convolved(images: NDArray[Any], name: str) -> NDArray[np.float32]:
     ).to(DEVICE)  # fmt: skip
     parts = torch.from_numpy(images).split(250)
     found = torch.cat([body(part.to(DEVICE).float() / 127.5 - 1).cpu() for part in parts])
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, found.half().numpy())
-    return np.asarray(found.numpy(), dtype=np.float32)
+    return np.asarray(found.half().numpy())
 
 
 def _unit(rows: NDArray[Any]) -> NDArray[Any]:

@@ -8,12 +8,14 @@ the public files are sent (docs/parties.md).
 
 import argparse
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 
 from farthing.data import load_adult
 from farthing.deploy import keys
+from farthing.errors import FarthingError
 
 PARTIES = ("north", "east", "west")
 HERE = Path(__file__).parent
@@ -84,4 +86,7 @@ if __name__ == "__main__":
     parser.add_argument("--host", default="coordinator", help="the name under which parties reach it")
     parser.add_argument("--port", type=int, default=9092)
     parser.add_argument("--folder", type=Path, default=HERE)
-    main(**vars(parser.parse_args()))
+    try:
+        main(**vars(parser.parse_args()))
+    except (FarthingError, OSError) as error:
+        sys.exit(f"{error}. Nothing was written over: give another --folder, or remove these folders")

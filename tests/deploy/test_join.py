@@ -106,6 +106,25 @@ def test_guard_and_node_live_until_told_to_end(folder, quiet_node):
     assert not listening(party.socket)
 
 
+def test_a_node_that_ends_says_why(folder, monkeypatch):
+    real, said = joining.Child, []
+
+    def child(command, log, environment=None):
+        if "farthing.deploy.flower.node" in command:
+            command = [sys.executable, "-c", "print('the clocks differ')"]
+        return real(command, log, environment)
+
+    def say(line):
+        said.append(line)
+        if line.startswith("node"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(joining, "Child", child)
+    monkeypatch.setattr(joining, "needs_flower", lambda: None)
+    join(PartyFile.load(folder / "a" / "party.toml"), say)
+    assert said[-1] == "node        had ended, started again: the clocks differ"
+
+
 def test_a_guard_that_cannot_start_says_why(folder, quiet_node):
     (folder / "a" / "records.npz").unlink()
     with pytest.raises(FarthingError, match="records must be"):

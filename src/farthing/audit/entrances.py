@@ -297,8 +297,9 @@ def session_talk(
     to: Conversation, others: dict[str, Signer], enrolled: dict[str, bytes], draw: Draw = _DRAWS[0]
 ) -> None:
     """Run a session of secure aggregation with two other parties, including messages to be refused."""
-    weights, shared = pack_numbers(np.zeros(_INPUTS + 1)), {"trust": Trust.DISTRIBUTED, "survivors": 2}
-    header = _header(1, "logistic", draw, **shared)[0] | {"weights": digest(weights)}
+    weights = pack_numbers(np.zeros(_INPUTS + 1))
+    header = _header(1, "logistic", draw, trust=Trust.DISTRIBUTED, survivors=2)[0]
+    header["weights"] = digest(weights)
     if isinstance(draw, Cyclic):
         header["first"] = 3  # three turns of the plan are forfeited
     turn = {name: header[name] for name in ("run", "round", "nonce")}

@@ -490,6 +490,8 @@ class Remote:
         """Raise for a round without answers: `BudgetSpent` where no party can afford one."""
         if all(self._members[place].state in (State.SPENT, State.REFUSED) for place in places):
             raise BudgetSpent(f"none of {len(self)} parties is still in the run and can afford another round")
+        asked = [self._members[place] for place in places]
+        why = ", ".join(f"{party.name}: {party.reason or 'no answer'}" for party in asked)
         raise _NoAnswerError(
-            f"no party answered round {self._round} in {self._seconds:g} s: resume when they do"
+            f"no party answered round {self._round} in {self._seconds:g} s ({why}): resume when they do"
         )

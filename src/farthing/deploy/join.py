@@ -112,10 +112,10 @@ def join(party: PartyFile, say: Callable[[str], None] = lambda _: None) -> None:
             if not over.is_set():
                 say(f"joining     {party.coordinator}")
             while not over.wait(_LOOK):
-                if guard is not None and guard.revive():
-                    say("guard       had ended, started again")
-                if node.revive():
-                    say("node        had ended, started again")
+                for name, child in children.items():
+                    why = "" if child.running else _last_line(child.log)
+                    if child.revive():
+                        say(f"{name:12}had ended, started again: {why}")
     finally:
         if counted is not None:
             counted.close()

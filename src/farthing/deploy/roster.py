@@ -211,22 +211,30 @@ class PartyRoster:
 
         Returns what they said.
         """
-        until = time.monotonic() + seconds
+        until, pause, refused = time.monotonic() + seconds, PAUSE, dict[str, Reason]()
         while True:
             left = min(_HELLO, max(PAUSE, until - time.monotonic()))
-            self._requests.exchange(self._greetings(), MessageKind.ANNOUNCEMENT, left, self._hear)
+            mail = self._requests.exchange(self._greetings(), MessageKind.ANNOUNCEMENT, left, self._hear)
+            refused |= mail.refused | mail.broken
             needed = max(1, len(self._enrolled) - len(self._below)) if least is None else least
-            if len(self._new) >= needed or time.monotonic() + PAUSE > until:
+            if len(self._new) >= needed or time.monotonic() + pause > until:
                 break
-            time.sleep(PAUSE)
+            pause = min(_HELLO, 2 * pause) if mail.refused else PAUSE  # it says the same the next time
+            time.sleep(pause)
         if len(self._new) < needed:
-            below = f"; {', '.join(self._below)} below the floor of {self._floor}" if self._below else ""
             raise FarthingError(
-                f"{len(self._new)} of {len(self._enrolled)} parties have connected, {needed} are "
-                f"needed{below}"
+                f"{len(self._new)} of {len(self._enrolled)} parties have connected, {needed} are needed; "
+                + self._missing(refused)
             )
         found, self._new = self._new, {}
         return {name: found[name] for name in self._enrolled if name in found}
+
+    def _missing(self, refused: Mapping[str, Reason]) -> str:
+        """Return who did not announce themselves, and why as far as is known."""
+        why = {name: "no answer" for name in self._enrolled if name not in self._new}
+        why |= {name: f"refused, {reason}" for name, reason in refused.items() if name in why}
+        why |= dict.fromkeys(self._below, f"below the floor of {self._floor}")
+        return "missing: " + ", ".join(f"{name} ({reason})" for name, reason in why.items())
 
     def begin(self, said: Mapping[str, dict[str, Any]]) -> None:
         """Begin with the parties that announced this."""

@@ -338,6 +338,7 @@ def lines(report: dict[str, Any]) -> dict[str, Any]:
         "model": report["model"],
         "parties": [
             f"{told['party']}: {told['records']:,} records, {Budget(**told['guarantee'])}, {told['state']}"
+            + (f" ({told['reason']})" if told["reason"] not in ("", told["state"]) else "")
             for told in report["parties"]
         ]
         + [f"{told['party']}: left out, {told['reason']}" for told in report.get("left_out", ())],

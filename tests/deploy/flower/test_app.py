@@ -5,6 +5,7 @@ import itertools
 import os
 import socket
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,10 +17,11 @@ from farthing.deploy.flower import app as flower
 from farthing.deploy.flower import carrier as flower_carrier
 from farthing.deploy.flower import link as flower_link
 from farthing.deploy.flower import node as flower_node
+from farthing.deploy.flower import superlink
 from farthing.deploy.flower.carrier import Carrier, PollSchedule, opened, wrapped
 from farthing.deploy.flower.superlink import APP, BRIDGE, ORDER, Address, environment
 from farthing.deploy.messages.signed import MessageKind, Signer, seal
-from farthing.errors import InvalidValue
+from farthing.errors import FarthingError, InvalidValue
 
 
 @pytest.fixture(autouse=True)
@@ -244,6 +246,54 @@ def test_every_connection_of_a_node_looks_for_the_coordinator(monkeypatch):
         flower_node._reconnect_soon("localhost:1")
     wait = fleet_http_connection.make_simple_http_retry_invoker().wait_function
     assert (wait.func, wait.args) == (flower_node.wait_until_open, ("localhost:1",))
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (KeyboardInterrupt(), "clocks of both machines must agree"),
+        (ValueError("[SSL: CERTIFICATE_VERIFY_FAILED] unable to get issuer"), "use the ca.pem that came"),
+        (ValueError("CERTIFICATE_VERIFY_FAILED: Hostname mismatch"), "made with --host coordinator.example"),
+        (ValueError("[code: 2004] Failed to activate SuperNode."), "lists another public.toml"),
+        (ValueError("something\nelse"), "something else"),
+    ],
+)
+def test_a_node_that_is_not_admitted_says_why_in_its_last_line(error, what, monkeypatch, capsys):
+    def attend(*_):
+        raise error if isinstance(error, KeyboardInterrupt) else flower_node._NotAdmitted(str(error))
+
+    monkeypatch.setattr(flower_node, "attend", attend)
+    monkeypatch.setattr(flower_node, "end_with_parent", lambda: None)
+    with pytest.raises(SystemExit):
+        flower_node.main(["coordinator.example:9092", "ca.pem", "node.key", "guard.sock"])
+    assert what in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_what_flower_says_before_it_gives_up_is_kept(monkeypatch):
+    from flwr.supernode import fleet_http_connection
+
+    monkeypatch.setattr(fleet_http_connection, "flwr_exit", fleet_http_connection.flwr_exit)
+    flower_node._explain_exits()
+    with pytest.raises(flower_node._NotAdmitted, match="why"):
+        fleet_http_connection.flwr_exit(305, "why")
+
+
+def test_a_port_that_is_in_use_is_named(monkeypatch, tmp_path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        place = Address("127.0.0.1", other.getsockname()[1])
+        assert place.taken()
+        link = object.__new__(superlink.SuperLink)
+        link._place, link._folder = place, tmp_path
+        clock = Coordinator(monkeypatch, 0.0)
+        monkeypatch.setattr(superlink, "time", clock)
+        ended = SimpleNamespace(running=False, revive=lambda: None)
+        with pytest.raises(FarthingError, match="another program listens at 127.0.0.1:"):
+            link._await_link(ended)
+    assert not place.taken()
+    with pytest.raises(FarthingError, match="did not start"):
+        link._await_link(ended)
 
 
 # --- access control

@@ -111,6 +111,32 @@ def test_a_party_that_was_away_for_many_rounds_returns_at_no_charge(village, clo
     assert village.check(verify="p1") == {"p0": (10, 10), "p1": (3, 3), "p2": (10, 10)}
 
 
+def test_who_is_missing_is_named_with_the_reason_and_what_to_do(village, clock, caplog):
+    """A guard that knows another coordinator, one over other data, one whose key was exchanged."""
+    village.settle(4)
+    p1, p2 = (village.houses[name].policy for name in ("p1", "p2"))
+    p1.write_text(p1.read_text().replace(village.coordinator.public.hex(), "ab" * 32))
+    p2.write_text(p2.read_text().replace('dataset = "d"', 'dataset = "e"'))
+    links = Links(village, clock)
+    enrolled = village.enrolled | {"p3": Signer.new().public}
+    with pytest.raises(FarthingError) as error:
+        coordinator.Remote(links, village.coordinator, enrolled, run="run-1", dataset="d", seconds=10.0)
+    missing = "missing: p1 (no answer), p2 (refused, dataset), p3 (no answer)"
+    assert str(error.value) == f"1 of 4 parties have connected, 4 are needed; {missing}"
+    assert f"its policy must list {village.coordinator.public.hex()}" in caplog.text
+    assert "its guard.key is not that of its public.toml here" in caplog.text
+
+
+def test_who_refuses_a_greeting_is_not_greeted_four_times_a_second(village, clock):
+    village.settle(2)
+    policy = village.houses["p1"].policy
+    policy.write_text(policy.read_text().replace('dataset = "d"', 'dataset = "e"'))
+    links = Links(village, clock)
+    with pytest.raises(FarthingError, match=r"p1 \(refused, dataset\)"):
+        village.clients(links, seconds=30.0)
+    assert sum(name == "p1" for name, _ in links.sent) < 12
+
+
 def test_a_party_that_comes_after_the_run_began_gets_in(village, clock, tmp_path):
     links, clients = crowd(village, clock, delays={"p0": None}, least=2, checkpoint=tmp_path / "c")
     assert clients.names == ["p1", "p2"]

@@ -45,6 +45,7 @@ def attend(address: str, authority: Path, key: Path, socket: str) -> None:
     shorten_backoff()
     _beat()
     _reconnect_soon(address)
+    _explain_exits()
     _await(socket)
     private: Any = load_ssh_private_key(key.read_bytes(), None)
     with http_request_response(address, False, authority.read_bytes(), (private, private.public_key())) as (
@@ -147,6 +148,46 @@ def _is_open(host: str, port: int) -> bool:
     return True
 
 
+class _NotAdmitted(Exception):
+    """Flower gives up, with these words."""
+
+
+def _explain_exits() -> None:
+    """Let Flower's client raise where it would end the process, so that the last words are ours."""
+    from flwr.supernode import fleet_http_connection
+
+    def give_up(_code: object, message: object = "") -> None:
+        raise _NotAdmitted(str(message))
+
+    if hasattr(fleet_http_connection, "flwr_exit"):
+        setattr(fleet_http_connection, "flwr_exit", give_up)  # noqa: B010
+
+
+def explained(error: BaseException, address: str, authority: str, key: str) -> str:
+    """Return why a coordinator does not admit this node, and what to do."""
+    said = " ".join(str(error).split())
+    if "mismatch" in said and "CERTIFICATE" in said:
+        host = address.rpartition(":")[0]
+        return f"the coordinator's certificate is for another name: its keys must be made with --host {host}"
+    if "CERTIFICATE" in said:
+        return (
+            f"the certificate of the coordinator at {address} is not of the authority in {authority!r}: use "
+            "the ca.pem that came with the coordinator's public key"
+        )
+    if isinstance(error, KeyboardInterrupt):  # Flower's client interrupts itself when it is refused
+        return (
+            f"the coordinator at {address} refuses this node's signature: its key, {key!r}, must be the one "
+            "whose public.toml the coordinator lists under [parties], and the clocks of both machines must "
+            "agree to five seconds"
+        )
+    if "2004" in said:
+        return (
+            f"the coordinator at {address} does not admit this node: it lists another public.toml under "
+            f"[parties] than that of {key!r}, or the node was killed less than twenty seconds ago"
+        )
+    return f"no connection with the coordinator at {address}: {said or type(error).__name__}"
+
+
 def _await(path: str) -> None:
     """Wait until the guard listens, if it is about to: a request that finds nobody is sent again later."""
     until = time.monotonic() + _GUARD_STARTS
@@ -179,7 +220,11 @@ def main(arguments: list[str]) -> None:
         apps(address, Path(authority), Path(key), socket)
         return
     while True:
-        attend(address, Path(authority), Path(key), socket)
+        try:
+            attend(address, Path(authority), Path(key), socket)
+        except (_NotAdmitted, KeyboardInterrupt) as error:
+            print(explained(error, address, authority, key), file=sys.stderr, flush=True)
+            sys.exit(1)
         time.sleep(_AFTER_AN_ERROR)
 
 

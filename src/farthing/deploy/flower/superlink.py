@@ -16,12 +16,14 @@ JSON object among other text (`objects`). Requests carry the coordinator's key, 
 """
 
 import contextlib
+import errno
 import importlib.util
 import json
 import logging
 import math
 import os
 import secrets
+import socket
 import ssl
 import subprocess
 import sys
@@ -158,6 +160,17 @@ class Address:
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    def taken(self) -> bool:
+        """Return whether another process listens here."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+            try:
+                probe.bind((self.host, self.port))
+            except OSError as error:
+                return error.errno == errno.EADDRINUSE
+        return False
+
     @property
     def near(self) -> "Address":
         """Return the address as reached from this machine."""
@@ -275,13 +288,20 @@ class SuperLink:
     # --- starting and keeping alive
 
     def _await_link(self, link: Child) -> None:
-        began = time.monotonic()
+        began, warned = time.monotonic(), False
         while not (link.running and self._answers()):
-            waited = time.monotonic() - began
+            waited, taken = time.monotonic() - began, not link.running and self._place.taken()
             if waited > _UP or (waited > _FREE and not link.running):
+                if taken:
+                    raise FarthingError(
+                        f"another program listens at {self._place}: end it, or give another address as listen"
+                    )
                 raise FarthingError(
                     f"Flower's SuperLink did not start at {self._place}: see {self._folder / 'superlink.log'}"
                 )
+            if taken and not warned:
+                log.warning("%s is in use: waiting %g s for who was here before to end", self._place, _FREE)
+                warned = True
             link.revive()
             time.sleep(_SOON)
 

@@ -42,6 +42,7 @@ from typing import Any, Protocol
 from farthing.deploy.messages.signed import (
     LARGEST_HEADER,
     PREFIX,
+    Fields,
     MessageKind,
     Opened,
     Reason,
@@ -166,10 +167,11 @@ class SignedExchange:
             try:
                 opened = unseal(data, {self._enrolled[name]}, LARGEST_HEADER + 256 + largest)
                 said = opened.fields()
-                if said.take("about") != about[name]:
-                    refuse(Reason.STALE, "the reply is to another request")
+                if (to := said.take("about")) != about[name]:
+                    refuse(Reason.STALE, self._why_another(said, to))
             except Refused as refusal:
-                log.warning("from %s: %s", name, refusal)
+                hint = "; its guard.key is not that of its public.toml here"
+                log.warning("from %s: %s%s", name, refusal, hint if refusal.reason == Reason.STRANGER else "")
                 continue
             greeted = requests[name][0] is MessageKind.HELLO
             wanted = MessageKind.ANNOUNCEMENT if greeted else kind
@@ -177,6 +179,12 @@ class SignedExchange:
             if len(mail.heard) == len(sealed) or (enough is not None and enough(mail)):
                 break
         return mail
+
+    def _why_another(self, said: Fields, about: object) -> str:
+        """Return why a reply is not to our request; a guard reads none of a coordinator it does not know."""
+        if about == "" and said.plain().get("reason") == Reason.STRANGER:
+            return f"it does not know this coordinator; its policy must list {self._signer.public.hex()}"
+        return "the reply is to another request"
 
     def _sort(
         self, mail: Replies, name: str, opened: Opened, text: Any, kind: MessageKind, check: Check
