@@ -125,6 +125,15 @@ def test_a_node_that_ends_says_why(folder, monkeypatch):
     assert said[-1] == "node        had ended, started again: the clocks differ"
 
 
+def test_why_a_child_ended(tmp_path):
+    for code, why in (("print('why')", "why"), ("import os; os.kill(os.getpid(), 9)", "killed by signal 9")):
+        child = joining.Child([sys.executable, "-c", code], tmp_path / "log")
+        child.start()
+        child._process.wait()
+        assert joining._why(child) == why
+        child.stop()
+
+
 def test_a_guard_that_cannot_start_says_why(folder, quiet_node):
     (folder / "a" / "records.npz").unlink()
     with pytest.raises(FarthingError, match="records must be"):

@@ -113,7 +113,7 @@ def join(party: PartyFile, say: Callable[[str], None] = lambda _: None) -> None:
                 say(f"joining     {party.coordinator}")
             while not over.wait(_LOOK):
                 for name, child in children.items():
-                    why = "" if child.running else _last_line(child.log)
+                    why = _why(child)
                     if child.revive():
                         say(f"{name:12}had ended, started again: {why}")
     finally:
@@ -149,6 +149,13 @@ def _await(guard: Child, party: PartyFile, over: threading.Event) -> None:
         if not guard.running:
             kind = InvalidValue if guard.code == 2 else FarthingError
             raise kind(f"the guard did not start: {_last_line(guard.log)}")
+
+
+def _why(child: Child) -> str:
+    """Return why a child ended: the signal that killed it, or its last words."""
+    if child.code is not None and child.code < 0:
+        return f"killed by signal {-child.code}"
+    return "" if child.running else _last_line(child.log)
 
 
 def _last_line(log: Path) -> str:
