@@ -121,3 +121,40 @@ def test_a_null_among_labels_decides_neither_whether_they_are_refused_nor_what_i
 def test_booleans_among_the_numbers_of_a_data_frame_are_numbers():
     found = arrays.features(Frame(age=np.dtype(float), member=np.dtype(bool)))
     assert found.dtype == np.float64
+
+
+class PolarsKind:
+    """A type of a column of polars, as far as it is looked at."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def is_numeric(self):
+        return self.name == "Int64"
+
+    def __str__(self):
+        return self.name
+
+
+class PolarsFrame(dict):
+    """What is looked at of a data frame of polars: names and types of columns, and its columns."""
+
+    def __init__(self, kinds, **columns):
+        super().__init__(columns)
+        self.columns, self.dtypes = list(columns), [PolarsKind(kind) for kind in kinds]
+
+    def to_numpy(self):
+        return np.column_stack([np.array(column, dtype=object) for column in self.values()])
+
+
+def test_a_null_in_a_boolean_column_of_polars_counts_its_own_row_as_nothing():
+    found = arrays.features(PolarsFrame(["Boolean", "Int64"], member=np.array([True, None]), sons=[1, 2]))
+    np.testing.assert_array_equal(found, [[1.0, 1.0], [np.nan, 2.0]])
+    with pytest.raises(InvalidValue, match=r"not: 'name' \(String\)\. Give"):
+        arrays.features(PolarsFrame(["Int64", "String"], sons=[1], name=["x"]))
+
+
+def test_a_null_in_held_out_rows_of_arrow_makes_no_other_row_fail():
+    arrow = pytest.importorskip("pyarrow")
+    kept = arrays.indexed(arrow.table({"old": [True, False, None], "member": [True, True, False]}))
+    np.testing.assert_array_equal(kept, [[1.0, 1.0], [0.0, 1.0], [np.nan, 0.0]])

@@ -37,6 +37,12 @@ def test_rows_are_of_equal_length():
         Rows(np.zeros((3, 2)), np.zeros(2))
 
 
+@pytest.mark.parametrize("last", [1.0, "x", None, [1.0, 2.0]])
+def test_no_record_of_a_list_decides_whether_it_is_refused(last):
+    with pytest.raises(InvalidValue, match="a list has no type"):
+        Rows([1.0, 2.0, last])
+
+
 @pytest.mark.parametrize("times", [2, 10])
 def test_a_function_of_several_rows_a_record_moves_no_sum(times):
     """Each row is clipped by itself, so that a record with ten of them would count ten times."""

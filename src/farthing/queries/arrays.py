@@ -152,6 +152,10 @@ def _framed(X: Any) -> Any:
     """Return a data frame whose columns are numbers, missing ones as NaN; refuse columns of other types."""
     types = list(getattr(X, "dtypes", ()))
     named = list(zip(list(getattr(X, "columns", range(len(types)))), types, strict=False))
+    if types and all(hasattr(kind, "is_numeric") for kind in types):  # those of polars
+        wrong = [(name, kind) for name, kind in named if not (kind.is_numeric() or str(kind) == "Boolean")]
+        _refuse_columns([f"{name!r} ({kind})" for name, kind in wrong])
+        return np.column_stack([target(X[name]).astype(np.float64) for name, _ in named])
     if any(not hasattr(kind, "kind") for kind in types):
         return X  # types that are not numpy's, nor like them: its array says what it holds
     _refuse_columns([f"{name!r} ({kind})" for name, kind in named if kind.kind not in _REAL])
@@ -213,7 +217,10 @@ def indexed(values: Any) -> Any:
     """Rows of any kind, of which some can be taken by their places: data frames and lists as they are."""
     if hasattr(values, "tocsr"):
         return attempt(values.tocsr, said="records must be rows")
-    return values if hasattr(values, "iloc") or isinstance(values, list | np.ndarray) else rows(values)
+    if hasattr(values, "column_names") or (hasattr(values, "dtypes") and not hasattr(values, "iloc")):
+        return features(values)  # Arrow's and polars': numpy makes objects of all booleans where one is null
+    known = hasattr(values, "iloc") or isinstance(values, list | tuple | np.ndarray)
+    return values if known else rows(values)
 
 
 def length(rows: Any) -> int:

@@ -25,7 +25,7 @@ from farthing.budget import Budget, Drawn
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.noise.lattice import Stream
 from farthing.noise.summing import checked, summed
-from farthing.queries.arrays import length, rows
+from farthing.queries.arrays import length
 from farthing.queries.bounds import ROWS, Bound
 from farthing.queries.events import Event, PersonalEvent, RepeatedEvent, TurnEvent
 from farthing.queries.mechanisms import Mechanism
@@ -315,7 +315,7 @@ class Rows:
     Raises
     ------
     InvalidValue
-        If the arrays differ in length.
+        If the arrays differ in length, or are lists, whose type and shape one record could change.
 
     Examples
     --------
@@ -327,7 +327,8 @@ class Rows:
     __slots__ = ("arrays",)
 
     def __init__(self, *arrays: Any) -> None:
-        arrays = tuple(array if hasattr(array, "shape") else rows(array) for array in arrays)
+        if not all(hasattr(array, "shape") for array in arrays):
+            raise InvalidValue("records must be arrays: a list has no type, and takes one that fits them all")
         if not arrays or len({length(array) for array in arrays}) != 1:
             raise InvalidValue("arrays must have one row a record each")  # how many is no one's business
         checked(length(arrays[0]))
