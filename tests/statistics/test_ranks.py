@@ -97,3 +97,12 @@ def test_replaced_records_cost_more_noise_and_no_more_budget() -> None:
     pure = ft.Ledger(ft.Budget(1.0, 0.0, "replace-one"))
     ft.quantiles(range(100), [0.5, 0.9], (0, 100), ledger=pure)
     assert 0.2 < pure.share <= 1
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(1e-3, 1e-300), (1e-5, 1e-9), (1e4, 1e-9), (1e6, 0.5)])
+@pytest.mark.parametrize("adjacency", ft.Adjacency)
+def test_a_choice_fits_budgets_of_any_size(epsilon, delta, adjacency):
+    ledger = ft.Ledger(ft.Budget(epsilon, delta, adjacency))
+    found = ft.quantiles(np.linspace(0, 1, 2001), 0.5, (0, 1), ledger=ledger)
+    assert 0 <= found.value <= 1
+    assert 0.99 < ledger.share <= 1

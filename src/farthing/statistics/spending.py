@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
+from scipy.special import log_ndtr, ndtri
 
 from farthing.accounting.filters import BasicFilter, GdpFilter, ZcdpFilter
 from farthing.budget import Adjacency, Budget, Guarantee
@@ -32,6 +32,7 @@ from farthing.queries.samplers import Everyone
 Array = NDArray[np.float64]
 
 _ROUNDED = 1 - 2.0**-30  # shares that add up to one still fit after rounding
+_SHY = 1 - 2.0**-24  # of a choice: the filter rounds the μ of a small ε up by 1e-8
 CONFIDENCE = 0.95
 
 
@@ -146,7 +147,7 @@ class Allowance:
             return size
         if isinstance(self.ledger.filter, ZcdpFilter):
             return 2 * math.sqrt(size)  # ε²/8 = μ²/2
-        return math.log(_odds(math.sqrt(size)))  # ε-DP is μ-GDP with μ = 2 Φ⁻¹(e^ε / (1 + e^ε))
+        return _log_odds(math.sqrt(size)) * _SHY  # ε-DP is μ-GDP with μ = 2 Φ⁻¹(e^ε / (1 + e^ε))
 
     def deviation(self, bound: Bound, share: float = 1.0) -> float:
         """Return the standard deviation of the noise on each coordinate of such an answer."""
@@ -163,11 +164,9 @@ class Allowance:
         return self.ledger.over(records).ask(query).value, self.deviation(bound, share)
 
 
-def _odds(mu: float) -> float:
-    """Return p / (1 - p) for p = Φ(μ/2)."""
-    from scipy.special import ndtr
-
-    return float(ndtr(mu / 2) / ndtr(-mu / 2))
+def _log_odds(mu: float) -> float:
+    """Return log p / (1 - p) for p = Φ(μ/2)."""
+    return float(log_ndtr(mu / 2) - log_ndtr(-mu / 2))
 
 
 def _better(budget: Budget, norms: tuple[float, float]) -> Any:
