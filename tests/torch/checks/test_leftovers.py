@@ -3,6 +3,7 @@
 import gc
 import io
 import random
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -117,6 +118,96 @@ def test_tables_with_keys_of_any_kind_and_globals_of_methods_are_looked_into(mak
             run(make(), route=route)
     finally:
         SEEN["rows"].clear()
+
+
+class Passed(torch.autograd.Function):
+    """Hands numbers on, and keeps them in its class, or their gradients in a global."""
+
+    kept: ClassVar[list[torch.Tensor]] = []
+
+    @staticmethod
+    def forward(ctx, x, here):
+        ctx.here = here
+        if here:
+            Passed.kept.append(x.detach())
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, delta):
+        if not ctx.here:
+            SEEN["rows"].append(delta)
+        return delta, None
+
+
+class Handed(Net):
+    def __init__(self, here):
+        super().__init__()
+        self.here = here
+
+    def forward(self, x):
+        return self.second(Passed.apply(self.first(x), self.here))
+
+
+class Logged:
+    """A loss that is no module, and logs what it found."""
+
+    history: ClassVar[list[torch.Tensor]] = []
+
+    def __init__(self, where):
+        self.where = where
+
+    def __call__(self, outputs, targets):
+        return self.noted(LOSS(outputs, targets))
+
+    def noted(self, found):
+        (self.history if self.where == "class" else SEEN["rows"]).append(found.detach())
+        return found
+
+
+@pytest.mark.parametrize(
+    ("make", "loss", "name"),
+    [
+        (lambda: Handed(True), LOSS, "Passed.kept"),
+        (lambda: Handed(False), LOSS, "backward.SEEN.rows"),
+        (Net, Logged("class"), "Logged.history"),
+        (Net, Logged("global"), "SEEN.rows"),
+    ],
+)
+def test_functions_with_a_backward_and_losses_that_are_objects_are_looked_into(make, loss, name):
+    try:
+        with pytest.raises(Unsupported, match=name):
+            run(make(), loss)
+    finally:
+        for kept in (SEEN["rows"], Passed.kept, Logged.history):
+            kept.clear()
+
+
+@pytest.mark.parametrize("route", ["auto", "vmap"])
+@pytest.mark.parametrize("make", [Net, lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))])
+def test_a_hook_of_all_modules_is_looked_into(make, route):
+    seen = []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, args, out: seen.append(out))
+    try:
+        with pytest.raises(Unsupported, match=r"_global_forward_hooks.*seen"):
+            run(make(), route=route)
+    finally:
+        handle.remove()
+
+
+def test_a_hook_of_a_parameter_is_looked_into():
+    seen, model = [], Net()
+    model.first.weight.register_hook(seen.append)
+    with pytest.raises(Unsupported, match=r"first\.weight\.hooks"):
+        run(model)
+
+
+def test_a_model_of_very_many_modules_is_looked_into():
+    model = Net(lambda self, x: self.last[0][0].append(x))
+    model.parts = nn.Sequential(*(nn.Sequential(nn.Identity(), nn.Identity()) for _ in range(1500)))
+    model.last = [[[]]]
+    before = leftovers.values(model)
+    model(X)
+    assert leftovers.changes(before, leftovers.values(model)) == ["last.0.0"]
 
 
 @pytest.mark.parametrize("route", ["auto", "vmap", "loop"])

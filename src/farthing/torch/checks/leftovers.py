@@ -24,6 +24,7 @@ that it calls name. What a forward writes elsewhere (a file, a global of another
 ['last']
 """
 
+import array
 import functools
 import types
 from collections import deque
@@ -42,6 +43,7 @@ _LARGEST = 1 << 22  # elements of a tensor that is put back
 _LARGE = 1 << 20  # elements: of a larger tensor only where it lies, its version and its sum are compared
 _NUMBERS = (bool, int, float, complex, str, bytes, np.generic, torch.Size)
 _CONTAINERS = (dict, list, set, deque)
+_FIXED = (tuple, frozenset, types.MethodType, types.BuiltinMethodType, functools.partial)
 _OPAQUE = (
     "farthing.",
     "lightning.",
@@ -51,6 +53,7 @@ _OPAQUE = (
     "torch.cuda.",
     "torch.optim.",
 )
+_GLOBAL_HOOKS = [name for name in vars(torch.nn.modules.module) if name.startswith("_global_")]
 _INNER = ("_parameters.", "_buffers.", "_modules.", ".value")
 
 Slots = dict[Any, Any]
@@ -107,13 +110,15 @@ def _leaves(value: Tensor) -> Iterator[Tensor]:
 def values(model: Any, loss: Any = None) -> dict[str, Any]:
     """Return all that a model and a loss hold now, directly or not, by name."""
     found: dict[str, Any] = {}
-    for name, holder in _walk({"": model, "loss": loss}):
+    for name, holder in _walk(_roots(model, loss)):
         for key, value in _slots(holder).items():
             path = f"{name}.{key}" if name else str(key)
             if isinstance(value, Tensor):
                 found[path] = _frozen(value)
             elif isinstance(value, np.ndarray):
                 found[path] = value.copy()
+            elif isinstance(value, bytearray | array.array):
+                found[path] = bytes(value)
             elif isinstance(value, GENERATORS) and id(value) not in SHARED:
                 found[f"{path} (a random generator)"] = state_of(value)
             elif value is None or isinstance(value, _NUMBERS):
@@ -161,11 +166,20 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other or (one != one and other != other))
 
 
+def _roots(model: Any, loss: Any) -> dict[str, Any]:
+    """Return what a search begins with: a model, its loss, and the hooks of all modules."""
+    held = {name: getattr(torch.nn.modules.module, name) for name in _GLOBAL_HOOKS}
+    return {"": model, "loss": loss} | {name: hooks for name, hooks in held.items() if hooks}
+
+
 def _walk(roots: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Return everything that can hold something and is reached from the roots, with its name."""
+    """Return everything that can hold something and is reached from the roots, with its name.
+
+    What modules hold comes first, of however many; of the rest, lists of data above all, so much is enough.
+    """
     waiting = deque[tuple[str, Any]](roots.items())
-    seen, kept = set[int](), list[Any]()
-    while waiting and len(seen) < _MOST:
+    seen, kept, most = set[int](), list[Any](), _MOST
+    while waiting and len(seen) < most:
         name, thing = waiting.popleft()
         if id(thing) in seen or _opaque(thing):
             continue
@@ -174,8 +188,13 @@ def _walk(roots: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         slots = _slots(thing)
         yield name, thing
         prefix = f"{name}." if name else ""
-        waiting.extend((f"{prefix}{key}", value) for key, value in slots.items())
+        found = [(f"{prefix}{key}", value) for key, value in slots.items()]
         if isinstance(thing, nn.Module):
+            most += len(found) + 1
+            waiting.extendleft(reversed(found))
+        else:
+            waiting.extend(found)
+        if callable(thing):
             waiting.extend((cls.__name__, cls) for cls in type(thing).__mro__ if _foreign(cls))
 
 
@@ -190,7 +209,7 @@ def _opaque(thing: Any) -> bool:
     ):
         return True
     if isinstance(thing, Tensor):
-        return not thing.__dict__
+        return not thing.__dict__ and not _hooks(thing)
     if isinstance(thing, dict) and type(thing).__getitem__ is not dict.__getitem__:
         return True  # it makes what it gives (transformers' table of activations), so that a copy is another
     if isinstance(thing, type):
@@ -216,6 +235,8 @@ def _slots(thing: Any) -> Slots:
             return {"func": thing.func, "args": thing.args, "keywords": thing.keywords}
         case types.MethodType():
             return {"__self__": thing.__self__, "__func__": thing.__func__}
+        case types.BuiltinMethodType():  # rows.append, say
+            return {"__self__": thing.__self__}
         case types.FunctionType():
             return _named(thing)
         case types.CellType():
@@ -224,6 +245,8 @@ def _slots(thing: Any) -> Slots:
             own = {k: v for k, v in vars(thing).items() if _data(v)}
             return own | {k: v for k, v in _called(thing).items() if k in vars(thing)}
     found = dict(getattr(thing, "__dict__", {}))
+    if isinstance(thing, Tensor) and _hooks(thing):
+        found["hooks"] = _hooks(thing)
     for cls in type(thing).__mro__:
         slots = cls.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
@@ -232,9 +255,14 @@ def _slots(thing: Any) -> Slots:
     return found
 
 
+def _hooks(tensor: Tensor) -> Any:
+    """Return the hooks that see a tensor's gradient, if it has any."""
+    return tensor._backward_hooks if tensor.is_leaf else None
+
+
 def _called(cls: type) -> dict[str, types.FunctionType]:
-    """Return the functions of a class that its forward names, directly or not, and forward itself."""
-    waiting, found = ["forward"], dict[str, types.FunctionType]()
+    """Return the functions of a class that run in a pass, and those that they name, directly or not."""
+    waiting, found = ["forward", "__call__", "backward", "setup_context"], dict[str, types.FunctionType]()
     while waiting:
         name = waiting.pop()
         held = getattr(cls, name, None)
@@ -265,7 +293,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _reached(value: Any, home: str) -> bool:
-    if isinstance(value, types.FunctionType):
+    if isinstance(value, types.FunctionType | type):
         return value.__module__ == home
     return _data(value) or isinstance(value, nn.Module)
 
@@ -277,7 +305,7 @@ class Wall:
     """
 
     def __init__(self, model: nn.Module, loss: Any, *, everything: bool = False) -> None:
-        found = [holder for _, holder in _walk({"": model, "loss": loss}) if not _fixed(holder)]
+        found = [holder for _, holder in _walk(_roots(model, loss)) if not _fixed(holder)]
         if not everything:
             modules = [holder for holder in found if isinstance(holder, nn.Module)]
             alone = all(map(_bare, modules))
@@ -374,7 +402,7 @@ def _plain_parts(module: nn.Module, alone: bool) -> list[Any]:
 
 
 def _fixed(holder: Any) -> bool:
-    return isinstance(holder, tuple | frozenset | types.MethodType | functools.partial)
+    return isinstance(holder, _FIXED)
 
 
 def _shallow(holder: Any) -> Any:
