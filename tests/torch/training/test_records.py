@@ -7,6 +7,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from farthing.budget import Unit
 from farthing.errors import InvalidValue, Unsupported
+from farthing.queries.bounds import ClipNorm
+from farthing.torch.gradients.bookkeeping import Gradient
+from farthing.torch.training.loop import train
 from farthing.torch.training.records import Examples
 
 X = torch.arange(20.0).reshape(10, 2)
@@ -200,3 +203,51 @@ def test_a_refusal_of_users_does_not_tell_how_many_there_are():
         assert not any(
             count in str(refused.value).replace("float64", "").replace("int64", "") for count in "56"
         )
+
+
+LABELLED = torch.randn(60, 3, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 2
+ENTROPY = torch.nn.CrossEntropyLoss(reduction="none")
+
+
+def with_label(value, **options):
+    """The examples as a training of two classes has them, the seventh with this label."""
+    targets = LABELLED[1].clone()
+    targets[7] = value
+    return Examples((LABELLED[0], targets), **options).within(2)
+
+
+@pytest.mark.parametrize("route", ["fast", "vmap"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"users": torch.arange(60) // 2, "records_per_user": 2},
+        {"augment": lambda x: x + torch.rand(len(x), 1), "views": 2},
+        {"augment": lambda x: 2 * x},
+    ],
+    ids=["records", "users", "views", "augmented"],
+)
+def test_a_label_out_of_range_counts_as_nothing_and_refuses_no_training(options, route):
+    """An error, or a refusal, would tell that there is such a record."""
+    found = Gradient(torch.nn.Linear(3, 2), ENTROPY, route=route)
+    found.check(*with_label(0, **options).made_up_batch())
+    totals = []
+    for value in (99, -5):
+        torch.manual_seed(3)
+        totals.append(found.bounded_sum(with_label(value, **options).take(slice(None)), None, ClipNorm(9.0)))
+    assert torch.equal(*totals)
+    if not options:
+        rest = Examples(LABELLED).take(np.delete(np.arange(60), 7))
+        assert torch.allclose(totals[0], found.bounded_sum(rest, None, ClipNorm(9.0)), atol=1e-5)
+
+
+def test_many_labels_out_of_range_are_refused():
+    with pytest.raises(InvalidValue, match="whole numbers from 0 to 1, as the model has 2 outputs"):
+        Examples((LABELLED[0], LABELLED[1] + 1)).within(2)
+
+
+def test_a_training_with_one_label_out_of_range_runs():
+    data = with_label(99)
+    how = {"epsilon": 1.0, "delta": 1e-5, "sampling_rate": 0.5, "steps": 2}
+    for most in ({}, {"max_batch_size": 64, "records": 60}):
+        assert len(list(train(torch.nn.Linear(3, 2), ENTROPY, data.data, **how, **most))) == 2

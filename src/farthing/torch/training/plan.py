@@ -332,8 +332,8 @@ def checked(
     """Return the examples of a model that was checked, with targets that its loss can take.
 
     Of the records only their form is used. Where the loss takes whole numbers below the number of
-    outputs, as the made-up ones show, targets out of that range are refused, or count as zero
-    (`Examples.within`): the loss would say which one it was, and on a GPU nothing would work any more.
+    outputs, as the made-up ones show, targets out of that range count as zero (`Examples.within`): the loss
+    would say which one it was, and on a GPU nothing would work any more.
     """
     gradient.expected_batch_size = records or None  # a batch may have as many, as far as is known here
     try:

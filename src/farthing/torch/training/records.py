@@ -38,6 +38,7 @@ from farthing.queries.arrays import attempt, column
 from farthing.queries.samplers import Indices
 from farthing.torch.training.collating import Collate, Reader
 
+_FEW, _MANY = 5, 20  # targets out of range that are refused: more than five, and than one in twenty
 Integers = NDArray[np.int64]
 PhysicalBatch = tuple[Any, Any, Tensor | None]
 
@@ -90,6 +91,7 @@ class Examples:
         self.tensors, dataset, self.records = _source(data)
         self._reader = None if dataset is None else Reader(dataset, collate)
         self._targets: tuple[int, tuple[int, ...]] | None = None
+        self._outside = False  # whether tensors hold targets out of that range
         self._places = _places(users, records_per_user, self.records)
         self.views, self.augment = validate.count(views=views), augment
         if self.views > 1 and augment is None:
@@ -141,16 +143,19 @@ class Examples:
     def within(self, classes: int, others: tuple[int, ...] = ()) -> "Examples":
         """Return these examples with targets held to whole numbers below ``classes``, or among ``others``.
 
-        Tensors are looked at now, all of them, and refused if one is not; a record of a dataset whose target
-        is not in the range counts as zero.
+        A record whose target is not in the range counts as zero: no single one decides whether there is a
+        refusal. Of tensors all are looked at now, and refused where many are not.
         """
         limited = copy.copy(self)
         limited._targets = classes, others
-        if self.tensors is not None and not limited._fit(self.tensors[-1]).all():
-            raise InvalidValue(
-                f"targets must be whole numbers from 0 to {classes - 1}, as the model has {classes} outputs, "
-                "and some are not"
-            )
+        if self.tensors is not None:
+            outside = int((~limited._fit(self.tensors[-1])).sum())
+            if outside > max(_FEW, len(self.tensors[-1]) // _MANY):
+                raise InvalidValue(
+                    f"targets must be whole numbers from 0 to {classes - 1}, as the model has {classes} "
+                    "outputs, and many are not"
+                )
+            limited._outside = outside > 0
         return limited
 
     def _fit(self, targets: Tensor) -> Tensor:
@@ -169,12 +174,19 @@ class Examples:
             if good is not None and not good.any():
                 return None
             weights = None
+            if self._outside:  # rows stay where they are
+                fit = self._fit(targets)
+                weights, targets = fit.to(torch.float32), targets.where(_beside(fit, targets), 0)
         else:
             chosen = self._places[places]
             there = chosen >= 0
             (inputs, targets), good = self._read(chosen[there])
             if good is not None:
                 there[there] = good
+            elif self._outside:
+                fit = self._fit(targets)
+                inputs, targets = (_map(part, lambda rows: rows[fit]) for part in (inputs, targets))
+                there[there] = fit.cpu().numpy()
             if not there.any():
                 return None
             mask = torch.from_numpy(there)
@@ -190,11 +202,12 @@ class Examples:
         if self._places is not None:
             inputs = _map(inputs, lambda rows: rows.flatten(0, 1))
         views = [self.augment(inputs) for _ in range(self.views)]
-        if self.views == 1 and weights is None:
-            return views[0], targets, None
-        if weights is None:
+        if self.views == 1 and (weights is None or weights.ndim == 1):
+            return views[0], targets, weights
+        if weights is None or weights.ndim == 1:
             first = targets[0] if isinstance(targets, tuple) else targets
-            weights = torch.ones(len(first), 1, device=first.device, dtype=torch.float32)
+            ones = torch.ones(len(first), device=first.device, dtype=torch.float32)
+            weights = (ones if weights is None else weights)[:, None]
             targets = _map(targets, lambda rows: rows.unsqueeze(1))
         shape = (weights.shape[0], -1)
         stacked = _map(_stack(views), lambda rows: rows.reshape(*shape, *rows.shape[2:]))
@@ -403,6 +416,11 @@ def _zeros(form: Any) -> Any:
         return tuple(_zeros(part) for part in form)
     shape, dtype = form
     return torch.zeros(shape, dtype=dtype)
+
+
+def _beside(fit: Tensor, targets: Tensor) -> Tensor:
+    """Return a number a record so that it goes with the record's targets."""
+    return fit.view(-1, *(1,) * (targets.ndim - 1))
 
 
 def _spread(rows: Tensor, mask: Tensor) -> Tensor:
