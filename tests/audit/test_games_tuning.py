@@ -94,7 +94,7 @@ def _attacked() -> list:
 def test_an_order_of_scores_that_an_adversary_chose_does_not_refute_the_claim():
     (verdict,) = _attacked()
     assert not verdict.broken
-    assert verdict.eps_lower > 0.1
+    assert verdict.eps_lower > 1.2  # of 2
 
 
 def test_the_attack_refutes_the_price_of_one_run(monkeypatch):

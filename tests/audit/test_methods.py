@@ -54,8 +54,15 @@ def test_stands(name):
         assert not verdict.broken, verdict
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["functional", "sgd-maj", "sgd1"])
+SHOWN = ["functional", "sgd-maj", "sgd1", "quantile-choice", "quantiles-released", "mean-released"]
+SHOWN += ["bounds-released", "pure", "pure-classes", "torch-adadp-box", "noisy-max"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tuning", "adadp", "adal", "addp-seen", "quantile-tree"]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in SHOWN],
+)
 def test_shows_more_than_half_of_what_could_be_shown(name):
     found = methods.attack(name, stream=SeededStream(5))
     assert 0.5 < max(verdict.share for _, verdict in found) < 1

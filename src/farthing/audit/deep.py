@@ -43,6 +43,13 @@ def pair(records: int = 8) -> tuple[Examples, Examples]:
     return Examples((x[:records], y[:records])), Examples((x, y))
 
 
+def corner_pair(records: int = 8) -> tuple[Examples, Examples]:
+    """Return rows 0, and the same with a canary whose gradient is as long in every weight."""
+    x, y = torch.zeros(records + 1, 2), torch.zeros(records + 1, dtype=torch.long)
+    x[records], y[records] = 1.0, 1
+    return Examples((x[:records], y[:records])), Examples((x, y))
+
+
 def _model() -> nn.Module:
     model = nn.Linear(2, 2, bias=False)
     nn.init.zeros_(model.weight)
@@ -89,7 +96,9 @@ def checked_once(run: Callable[[Ledger], Iterator[Step]]) -> Callable[[Ledger], 
     return steps
 
 
-def _trained(noise: float, made: Callable[[nn.Module], AdaDP | None]) -> TrainedTarget:
+def _trained(
+    noise: float, made: Callable[[nn.Module], AdaDP | None], records: tuple[Examples, Examples] | None = None
+) -> TrainedTarget:
     """Return batches of `train` with an optimizer for the model, and the matching clipping rule."""
 
     def run(ledger: Ledger) -> Iterator[Step]:
@@ -109,7 +118,7 @@ def _trained(noise: float, made: Callable[[nn.Module], AdaDP | None]) -> Trained
         )
         return _steps(model, batches)
 
-    return TrainedTarget(checked_once(run), pair(), _CLAIM, runs=400)
+    return TrainedTarget(checked_once(run), records or pair(), _CLAIM, runs=400)
 
 
 def _agd(ledger: Ledger) -> Iterator[Step]:
@@ -131,6 +140,7 @@ def targets() -> dict[str, TrainedTarget]:
             lambda model: AdaDP(
                 model, clip_norm=_CLIP, period=1, memory=0.5, shape="box", estimate="coordinate"
             ),
+            corner_pair(),  # a box pays for its corner
         ),
         "torch-adal": _trained(noise, lambda model: AdaL(model, clip_norm=_CLIP)),
         "torch-adan": _trained(noise, lambda model: AdaN(model, clip_norm=_CLIP)),

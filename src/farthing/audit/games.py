@@ -20,8 +20,10 @@ responses, where that is feasible exactly, `dominations` compares an event with 
 as, by integration, and `blocks` spends from a ledger on disk until it refuses.
 
 `TuningGame`: a run is one Gaussian answer, with as much noise as a run of a tuned budget gets, and the
-adversary chooses how runs are scored. Best are answers that speak most against the canary, then those that
-speak for it, then the rest: the order of the proof of `farthing.accounting.tuning`.
+adversary chooses how runs are scored. Best are answers that speak most against the canary; of the others the
+better, the more they speak for it. So what speaks for it is best of all only where nothing speaks against it.
+The attack tests the likelihood ratio of the best answer, which is known: f'(F(y)) p(y) with F the chance of a
+lower score (`farthing.accounting.tuning`).
 
 Laws of tuning: `selections` takes mechanisms of a few outcomes, every order in which their outcomes can be
 scored, and the distribution of K that `best_of` draws from, and compares both hockey-stick divergences of the
@@ -39,6 +41,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from farthing.accounting import tuning
 from farthing.accounting.menu import Menu, MenuFilter
@@ -322,10 +325,11 @@ def blocks(folder: str) -> list[str]:
     return [] if sum(used) + min(rule.prices) > rule.units else [f"units are left after {given} answers"]
 
 
+_FAR = 1000.0  # above every score
 SHAPES = (-0.5, 0.0, 1.0, None)
 _LEVELS = (0.0, 0.2, 0.5, 1.0, 1.5)
 _BUDGET = Budget(1.0, 1e-3)
-_AGAINST = -1.645  # deviations: a twentieth of the answers speak so much against the canary
+_AGAINST = -1.06  # deviations; with it the exact ε of `TuningGame` is largest, 1.88 of 2
 
 
 def selections() -> list[str]:
@@ -416,8 +420,19 @@ class TuningGame:
         for present in (0.0, 1.0):
             heard.append(released(law, mu, present, runs, stream))
             tick()
-        named = [("the answer of the best run", test_statistics.value)]
-        return [judge(heard[0], heard[1], self.claim, named, confidence)]
+        named: list[tuple[str, test_statistics.Scores]] = [
+            ("likelihood ratio of the best run's answer", partial(best_ratio, law, mu))
+        ]
+        return [judge(heard[0], heard[1], self.claim, named, confidence, threshold=0.9 * self.claim.epsilon)]
+
+
+def best_ratio(law: RunCount, mu: float, answers: Array) -> Array:
+    """Return the log-likelihood ratios of the best runs' answers, with the canary over without."""
+    z, slopes = answers * mu, []
+    for shift in (mu, 0.0):
+        worse = np.where(z < _AGAINST, 1 + ndtr(z - shift), ndtr(z - shift)) - ndtr(_AGAINST - shift)
+        slopes.append(law.log_slope(worse))
+    return np.asarray(slopes[0] - slopes[1] + mu * z - mu**2 / 2)
 
 
 def released(law: RunCount, mu: float, present: float, times: int, stream: Stream) -> Array:
@@ -425,10 +440,7 @@ def released(law: RunCount, mu: float, present: float, times: int, stream: Strea
     counts = np.array([law.draw(stream) for _ in range(times)])
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
     answers = np.asarray(Gaussian(1 / mu).release(np.full(counts.sum(), present), ClipNorm(1.0), stream))
-    z = (answers - 1) * mu
-    scores = np.where(z < _AGAINST, 2, np.where(z > 0, 1, 0))
+    z = answers * mu
+    scores = np.where(z < _AGAINST, z + _FAR, z)
     best = np.maximum.reduceat(scores, starts)
-    first = np.flatnonzero(scores == np.repeat(best, counts))
-    owner = np.repeat(np.arange(times), counts)[first]
-    chosen: Array = answers[first[np.unique(owner, return_index=True)[1]]]
-    return chosen
+    return np.asarray(np.where(best > _FAR / 2, best - _FAR, best) / mu)

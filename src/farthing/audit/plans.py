@@ -227,7 +227,7 @@ class TruncatedTarget:
     noise_multiplier: float = 2.0
     steps: int = 3
     delta: float = 0.05
-    runs: int = 12_000
+    runs: int = 24_000
 
     def verdicts(
         self, scale: float, confidence: float, stream: Stream, tick: Callable[[], None]

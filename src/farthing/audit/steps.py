@@ -220,6 +220,12 @@ def canary_pair() -> tuple[Groups, Groups]:
     return tuple(Groups(x, y, np.array([500, 500, present])) for present in (0, 1))  # type: ignore[return-value]
 
 
+def corner_pair(length: float) -> tuple[Groups, Groups]:
+    """Return 1000 records 0, and the same with one record of this length along every axis, of label 1."""
+    x, y = np.repeat([[0.0], [0.0], [length]], 3, axis=1), np.ones(3)
+    return tuple(Groups(x, y, np.array([500, 500, present])) for present in (0, 1))  # type: ignore[return-value]
+
+
 def normal(stream: Stream, shape: tuple[int, ...]) -> Array:
     """Draw standard normals, exact except for their last bits."""
     cells: Array = gaussian(stream, int(np.prod(shape)), _BITS).astype(np.float64).reshape(shape)

@@ -160,7 +160,10 @@ def _objective(
 
 @dataclass(frozen=True, slots=True)
 class SoundAdaDP:
-    """AdaDP in its sound form; a run's output is its weights and its noisy sums, (steps, 2, weights)."""
+    """AdaDP in its sound form; a run's output is (steps, 3, weights).
+
+    Of each step the weights, the noisy sums and their scales, which follow from the sums before.
+    """
 
     rate: float = 0.1
     steps: int = 30
@@ -204,5 +207,5 @@ class SoundAdaDP:
             excess = np.square(noisy / batch) - np.square(self.noise * math.sqrt(size) * scales / batch)
             known = self.remembered_raw * known + (1 - self.remembered_raw) * np.maximum(excess, 0.0)
             w = w - self.step / batch * noisy / np.sqrt(seen + self.smoothing)
-            path.append(np.stack([w, noisy], axis=1))
+            path.append(np.stack([w, noisy, scales], axis=1))
         return np.stack(path, axis=1)

@@ -102,7 +102,7 @@ def test_several_classes_are_told_apart_without_a_delta():
     assert model.score(X, classes) > 0.6  # the largest class has a third
 
 
-def test_a_label_that_is_no_class_counts_as_nothing_and_lbfgs_is_not_needed(monkeypatch):
+def test_a_label_that_is_no_class_counts_as_nothing_and_each_solver_finds_the_same(monkeypatch):
     features, bound = Features(3, intercept=0.3, radius=1.0), pure.WideConvex(multinomial, 1.0, 4, 3)
     labels = (3 * X[:, 0]).astype(float)
     labels[::7] = np.nan
@@ -113,6 +113,8 @@ def test_a_label_that_is_no_class_counts_as_nothing_and_lbfgs_is_not_needed(monk
     part = objective.bounded_sum(Table(X[np.isfinite(labels)], known), None, bound)
     usual = pure.minimiser(whole, bound, linear, 20.0)
     np.testing.assert_allclose(pure.minimiser(part, bound, linear, 20.0), usual, atol=1e-8)
+    monkeypatch.setattr(pure, "_CURVED", 0)  # no Hessian
+    np.testing.assert_allclose(pure.minimiser(whole, bound, linear, 20.0), usual, atol=1e-8)
     monkeypatch.setattr(pure, "_LBFGS_STEPS", 1)
     np.testing.assert_allclose(pure.minimiser(whole, bound, linear, 20.0), usual, atol=1e-8)
     with pytest.raises(InvalidValue, match="no loss of 3 outputs"):

@@ -319,7 +319,7 @@ class Behind:
         One step is one pass: value, gradient and Hessian. A step is taken if it lowers the value, or near the
         end, where values no longer tell, if it halves the gradient or ends near the lowest point on its line.
         """
-        w = np.zeros(self.features.size)
+        w = np.zeros(len(linear))
         value, gradient, hessian = self._look(loss, linear, penalty, w)
         for _ in range(_NEWTON_STEPS):
             size = float(np.linalg.norm(gradient))

@@ -238,7 +238,12 @@ class SoftmaxBehind(Behind):
     outputs: int = 2
 
     def minimise(self, loss: Loss, linear: Array, penalty: float) -> Array:
-        """The minimiser of F + linear · w, by L-BFGS; an error where it is not as near as asked for."""
+        """The minimiser of F + linear · w, an error where it is not as near as asked for.
+
+        By Newton's steps where the Hessian is small, by L-BFGS otherwise.
+        """
+        if len(linear) <= _CURVED:
+            return Behind.minimise(self, loss, linear, penalty)
 
         def slope(w: Array) -> tuple[float, Array]:
             value, gradient, _ = self._look(loss, linear, penalty, w, curved=False)
