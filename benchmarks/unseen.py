@@ -264,7 +264,7 @@ def compared(name: str, case: Case, precision: str, asked: Any, device: torch.de
 
 def _routes(gradient: Any) -> str:
     found: dict[str, int] = {}
-    for (slot, _), route in gradient._routes.items():
+    for (slot, _), route in gradient._ways.routes.items():
         shape = gradient.layout.shapes[slot]
         found[f"{shape} {route}"] = found.get(f"{shape} {route}", 0) + 1
     return str(found)

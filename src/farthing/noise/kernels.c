@@ -1379,6 +1379,7 @@ i64 clamped_outer_f8(const float *delta, const float *a, const float *s, double 
 #define LANE 8
 #define TAPS 6
 #endif
+#define REMADE (2 * TAPS) /* weights of a filter whose gradients are made again at a time */
 typedef float lane __attribute__((vector_size(4 * LANE)));
 
 static inline __attribute__((always_inline)) void taps(const float *restrict x, const float *restrict delta,
@@ -1455,29 +1456,73 @@ static i64 run_length(const i64 *restrict off, i64 width)
     return run;
 }
 
-/* rows[b, g, q, p] = sum over spots t of x[b, g, base[t] + off[q]] delta[b, r, g, p, s], t = (r, s), for
-   examples first .. last - 1, and the sum of their squares. A group has `width` weights a filter and `height`
-   filters; with `sites` 0 delta is [b, t, g, p]. `room` holds spots * (height rounded up to 32) floats. */
-i64 windows(const float *restrict x, const float *restrict delta, const i64 *restrict base,
-            const i64 *restrict off, i64 first, i64 last, i64 size, i64 spots, i64 sites, i64 groups,
-            i64 height, i64 width, i64 apart, float *restrict room, float *restrict rows,
-            float *restrict squares)
+/* A layer whose examples are `size` numbers: `planes` planes [high, across], put at (top, left) into planes of zeros
+   [tall, broad] (tall 0: they are taken as they are, with `apart` numbers between groups either way). A group has
+   `width` weights a filter and `height` filters; with `sites` 0 delta is [b, t, g, p], else [b, r, g, p, s]. */
+typedef struct {
+    i64 size, spots, sites, groups, height, width, apart, planes, high, across, top, left, tall, broad;
+} layer;
+
+/* An example with its padding, in `frame`, whose border is zeros. */
+static const float *framed(const float *restrict x, const layer *s, float *restrict frame)
 {
+    if (!s->tall)
+        return x;
+    for (i64 n = 0; n < s->planes * s->high; n++) {
+        const i64 plane = n / s->high, line = n % s->high;
+        memcpy(frame + (plane * s->tall + s->top + line) * s->broad + s->left, x + n * s->across,
+               s->across * sizeof(float));
+    }
+    return frame;
+}
+
+/* block[t, f] = delta of filters p .. p + filters - 1 of a group, `pitch` numbers a spot. */
+static void turned(const float *restrict delta, const layer *s, i64 b, i64 g, i64 p, i64 filters, i64 pitch,
+                   float *restrict block)
+{
+    if (!s->sites) {
+        for (i64 t = 0; t < s->spots; t++)
+            memcpy(block + t * pitch, delta + ((b * s->spots + t) * s->groups + g) * s->height + p,
+                   filters * sizeof(float));
+        return;
+    }
+    for (i64 r = 0; r < s->spots / s->sites; r++)
+        for (i64 f = 0; f < filters; f++) {
+            const i64 records = s->spots / s->sites;
+            const float *restrict from = delta + (((b * records + r) * s->groups + g) * s->height + p + f) * s->sites;
+            for (i64 at = 0; at < s->sites; at++)
+                block[(r * s->sites + at) * pitch + f] = from[at];
+        }
+}
+
+/* rows[b, g, q, p] = sum over spots t of x[b, g, base[t] + off[q]] delta[b, r, g, p, s], t = (r, s), for
+   examples first .. last - 1, and the sum of their squares. `room` holds spots * (height rounded up to 32) floats
+   and a frame. */
+i64 windows(const float *restrict x, const float *restrict delta, const i64 *restrict base,
+            const i64 *restrict off, const i64 *restrict shape, i64 first, i64 last, float *restrict room,
+            float *restrict rows, float *restrict squares)
+{
+    const layer s = *(const layer *)shape;
+    const i64 height = s.height, width = s.width, spots = s.spots;
     const i64 pitch = height > LANE ? LANE * LANES : LANE;
-    memset(room, 0, spots * ((height + pitch - 1) / pitch) * pitch * sizeof(float));
-    const i64 run = height == 1 && sites == spots ? run_length(off, width) : 1;
+    const i64 blocks = spots * ((height + pitch - 1) / pitch) * pitch, numbers = s.planes * s.tall * s.broad;
+    float *restrict frame = room + blocks;
+    memset(room, 0, (blocks + numbers) * sizeof(float));
+    const i64 run = height == 1 && s.sites == spots ? run_length(off, width) : 1;
     for (i64 b = first; b < last; b++) {
         lane square = {0};
-        for (i64 g = 0; g < groups; g++) {
-            const float *restrict in = x + b * size + g * apart;
-            float *restrict out = rows + (b * groups + g) * width * height;
+        const float *restrict all = framed(x + b * s.size, &s, frame);
+        for (i64 g = 0; g < s.groups; g++) {
+            const float *restrict in = all + g * s.apart;
+            float *restrict out = rows + (b * s.groups + g) * width * height;
             if (run > 1) {
-                const float *restrict from = delta + (b * groups + g) * sites;
+                const float *restrict from = delta + (b * s.groups + g) * s.sites;
+                const float *end = s.tall ? frame + numbers : x + last * s.size;
                 float more = 0;
                 i64 q = 0;
 #define RUNS(COUNT)                                                                                           \
     for (; q + COUNT * run <= width; q += COUNT * run)                                                        \
-        tap_runs(in, x + last * size, from, base, off + q, spots, run, out + q, &more, COUNT)
+        tap_runs(in, end, from, base, off + q, spots, run, out + q, &more, COUNT)
                 RUNS(7);
                 RUNS(5);
                 RUNS(3);
@@ -1489,18 +1534,7 @@ i64 windows(const float *restrict x, const float *restrict delta, const i64 *res
             for (i64 p = 0; p < height; p += pitch) {
                 i64 filters = height - p < pitch ? height - p : pitch, q = 0;
                 float *restrict block = room + spots * p;
-                if (sites)
-                    for (i64 r = 0; r < spots / sites; r++)
-                        for (i64 f = 0; f < filters; f++) {
-                            const float *restrict from =
-                                delta + (((b * (spots / sites) + r) * groups + g) * height + p + f) * sites;
-                            for (i64 s = 0; s < sites; s++)
-                                block[(r * sites + s) * pitch + f] = from[s];
-                        }
-                else
-                    for (i64 t = 0; t < spots; t++)
-                        memcpy(block + t * pitch, delta + ((b * spots + t) * groups + g) * height + p,
-                               filters * sizeof(float));
+                turned(delta, &s, b, g, p, filters, pitch, block);
 #define ALL(COUNT, N)                                                                                         \
     for (; q + COUNT <= width; q += COUNT)                                                                    \
         taps(in, block, base, off + q, spots, pitch, filters, out + q * height + p, height, &square, COUNT, N)
@@ -1525,12 +1559,117 @@ i64 windows(const float *restrict x, const float *restrict delta, const i64 *res
     return 0;
 }
 
+/* tile[j, k] = sum over spots t of x[base[t] + off[j]] delta[t, k], j < count and k < LANE * LANES. Never
+   inlined: what is measured and what is summed are the same numbers to the last bit. */
+static __attribute__((noinline)) void row_tile(const float *restrict x, const float *restrict delta,
+                                               const i64 *restrict base, const i64 *restrict off, i64 spots,
+                                               i64 count, float *restrict tile)
+{
+    lane square = {0};
+    i64 j = 0;
+    for (; j + TAPS <= count; j += TAPS)
+        taps(x, delta, base, off + j, spots, LANE * LANES, LANE * LANES, tile + j * LANE * LANES, LANE * LANES,
+             &square, TAPS, LANES);
+    for (; j < count; j++)
+        taps(x, delta, base, off + j, spots, LANE * LANES, LANE * LANES, tile + j * LANE * LANES, LANE * LANES,
+             &square, 1, LANES);
+}
+
+/* The sums of squares of what `windows` calls rows, which are not kept; arguments as there. */
+i64 window_squares(const float *restrict x, const float *restrict delta, const i64 *restrict base,
+                   const i64 *restrict off, const i64 *restrict shape, i64 first, i64 last, float *restrict room,
+                   float *restrict squares)
+{
+    const layer s = *(const layer *)shape;
+    const i64 pitch = LANE * LANES, numbers = s.planes * s.tall * s.broad;
+    float *restrict frame = room, *restrict block = room + numbers;
+    memset(frame, 0, numbers * sizeof(float));
+    for (i64 b = first; b < last; b++) {
+        lane square = {0}, tile[REMADE * LANES];
+        const float *restrict all = framed(x + b * s.size, &s, frame);
+        for (i64 g = 0; g < s.groups; g++)
+            for (i64 p = 0; p < s.height; p += pitch) {
+                const i64 filters = s.height - p < pitch ? s.height - p : pitch;
+                if (filters < pitch)
+                    memset(block, 0, s.spots * pitch * sizeof(float));
+                turned(delta, &s, b, g, p, filters, pitch, block);
+                for (i64 q = 0; q < s.width; q += REMADE) {
+                    const i64 count = s.width - q < REMADE ? s.width - q : REMADE;
+                    row_tile(all + g * s.apart, block, base, off + q, s.spots, count, (float *)tile);
+                    for (i64 k = 0; k < count * LANES; k++)
+                        square += tile[k] * tile[k];
+                }
+            }
+        float sum = 0;
+        for (int k = 0; k < LANE; k++)
+            sum += square[k];
+        squares[b] = sum;
+    }
+    return 0;
+}
+
+/* out[g, p, q] += sum over n examples of factor[b] rows[b, g, q, p], for from <= q < to: rows are made again, in
+   float32, and added in float64 in `total`, of as many numbers as out. `room` holds, for 16 examples, a frame
+   and spots * (height rounded up to 32) floats each. */
+i64 window_sums(const float *restrict x, const float *restrict delta, const i64 *restrict base,
+                const i64 *restrict off, const i64 *restrict shape, const float *restrict factor, i64 n, i64 from,
+                i64 to, float *restrict room, double *restrict total, float *restrict out)
+{
+    enum { FEW = 16 };
+    const layer s = *(const layer *)shape;
+    const i64 pitch = LANE * LANES, numbers = s.planes * s.tall * s.broad, tall = (s.height + pitch - 1) / pitch;
+    float *restrict turn = room + FEW * numbers;
+    memset(room, 0, FEW * (numbers + s.spots * tall * pitch) * sizeof(float));
+    for (i64 g = 0; g < s.groups; g++)
+        memset(total + (g * s.width + from) * s.height, 0, (to - from) * s.height * sizeof(double));
+    for (i64 first = 0; first < n; first += FEW) {
+        const i64 some = n - first < FEW ? n - first : FEW;
+        const float *all[FEW];
+        for (i64 c = 0; c < some; c++)
+            all[c] = framed(x + (first + c) * s.size, &s, room + c * numbers);
+        for (i64 g = 0; g < s.groups; g++) {
+            for (i64 c = 0; c < some; c++)
+                for (i64 p = 0; p < s.height; p += pitch)
+                    turned(delta, &s, first + c, g, p, s.height - p < pitch ? s.height - p : pitch, pitch,
+                           turn + (c * tall * pitch + p) * s.spots);
+            for (i64 p = 0; p < s.height; p += pitch)
+                for (i64 q = from; q < to; q += REMADE) {
+                    const i64 count = to - q < REMADE ? to - q : REMADE;
+                    const i64 filters = s.height - p < pitch ? s.height - p : pitch;
+                    lane tile[REMADE * LANES];
+                    wide sum[REMADE * LANES * LANE / WIDTH] = {{0}};
+                    float *row = (float *)tile;
+                    for (i64 c = 0; c < some; c++) {
+                        const double by = factor[first + c];
+                        row_tile(all[c] + g * s.apart, turn + (c * tall * pitch + p) * s.spots, base, off + q,
+                                 s.spots, count, row);
+                        for (i64 k = 0; k < count * pitch / WIDTH; k++)
+                            sum[k] += by * load_f4(row + k * WIDTH);
+                    }
+                    for (i64 j = 0; j < count; j++) {
+                        double *restrict into = total + (g * s.width + q + j) * s.height + p;
+                        const double *restrict more = (const double *)sum + j * pitch;
+                        for (i64 f = 0; f < filters; f++)
+                            into[f] += more[f];
+                    }
+                }
+        }
+    }
+    for (i64 g = 0; g < s.groups; g++)
+        for (i64 p = 0; p < s.height; p += 8) /* some lines of memory at a time, for both orders */
+            for (i64 q = from; q < to; q++)
+                for (i64 k = p; k < p + 8 && k < s.height; k++)
+                    out[(g * s.height + k) * s.width + q] += (float)total[(g * s.width + q) * s.height + k];
+    return 0;
+}
+
 /* ---- Per-example gradients of norms: sums of delta times the normalised input, and of delta ---- */
 
 /* scale[b, c] = sum over sites of delta * x normalised over its group, shift[b, c] = sum of delta, for x and delta
-   [n, groups * each, sites], contiguous. Sums are made in float64, so that a mean takes nothing away. */
-i64 group_sums(const float *restrict x, const float *restrict delta, i64 n, i64 groups, i64 each, i64 sites,
-               double eps, float *restrict scale, float *restrict shift)
+   [n, groups * each, sites], contiguous. Sums are made in float64, so that a mean takes nothing away. Unless `back_x`
+   is null, it is the gradient of x, where delta is that of the normalised x times gamma [groups * each]. */
+i64 group_sums(const float *restrict x, const float *restrict delta, const float *restrict gamma, i64 n, i64 groups,
+               i64 each, i64 sites, double eps, float *restrict scale, float *restrict shift, float *restrict back_x)
 {
     for (i64 g = 0; g < n * groups; g++) {
         const i64 count = each * sites;
@@ -1546,6 +1685,7 @@ i64 group_sums(const float *restrict x, const float *restrict delta, i64 n, i64 
             sum += in[k], square += (double)in[k] * in[k];
         const double mean = (sum + across(s)) / count, spread = (square + across(ss)) / count - mean * mean;
         const double by = 1 / sqrt((spread > 0 ? spread : 0) + eps);
+        double middle = 0, slope = 0;
         for (i64 c = 0; c < each; c++, in += sites, back += sites) {
             wide d = {0}, ds = {0};
             double one = 0, other = 0;
@@ -1555,8 +1695,20 @@ i64 group_sums(const float *restrict x, const float *restrict delta, i64 n, i64 
             }
             for (; k < sites; k++)
                 one += back[k], other += back[k] * (in[k] - mean);
-            shift[g * each + c] = (float)(one + across(d));
-            scale[g * each + c] = (float)(by * (other + across(ds)));
+            one += across(d), other = by * (other + across(ds));
+            shift[g * each + c] = (float)one;
+            scale[g * each + c] = (float)other;
+            if (back_x)
+                middle += gamma[g % groups * each + c] * one, slope += gamma[g % groups * each + c] * other;
+        }
+        if (!back_x)
+            continue;
+        const float centre = (float)mean, less = (float)(by * middle / count), tilt = (float)(by * by * slope / count);
+        for (i64 c = 0; c < each; c++) {
+            const float times = (float)(by * gamma[g % groups * each + c]);
+            const i64 at = (g * each + c) * sites;
+            for (k = at; k < at + sites; k++)
+                back_x[k] = times * delta[k] - less - tilt * (x[k] - centre);
         }
     }
     return 0;

@@ -69,6 +69,7 @@ _ROWS, _CSR = (_P, _I, _I, _I), (_P, _P, _P, _I)
 _MEASURE = (_D, _D, _D, _D, _P, _P, _P)
 _DENSE = "f8", "f4", "u1"
 _OUTER = (_P, _P, _P, _P, _I, _I, _I, _I, _I, _I)
+_LAYER = (_P, _P, _P, _P, _P)
 _SIGNATURES = {
     "gaussian": (_P, _I, _D, _P, _P),
     "release": (_P, _I, _D, _P, _P, _P, _D, _D, _P),
@@ -94,14 +95,16 @@ _SIGNATURES = {
     "factors": (_P, _I, _D, _D, _P),
     "weighted_rows": (_P, _P, _I, _I, _P),
     "narrow_product": (_P, _P, _I, _I, _I, _P, _P),
-    "group_sums": (_P, _P, _I, _I, _I, _I, _D, _P, _P),
+    "group_sums": (_P, _P, _P, _I, _I, _I, _I, _D, _P, _P, _P),
     "layer_sums": (_P, _P, _I, _I, _I, _D, _I, _P, _P),
     "add_parts": (_P, _P, _I, _I, _I, _I, _P),
     **{f"clamped_outer_{kind}": _OUTER for kind in ("f8", "f4")},
     "lookup_squares": (_P, _P, _I, _I, _I, _P, _P),
     "lstm_forward": (*[_P] * 7, _I, _I, _I, _I, *[_P] * 5),
     "lstm_backward": (*[_P] * 6, _I, _I, _I, _I, *[_P] * 5),
-    "windows": (_P, _P, _P, _P, _I, _I, _I, _I, _I, _I, _I, _I, _I, _P, _P, _P),
+    "windows": (*_LAYER, _I, _I, _P, _P, _P),
+    "window_squares": (*_LAYER, _I, _I, _P, _P),
+    "window_sums": (*_LAYER, _P, _I, _I, _I, _P, _P, _P),
 }
 
 Kernels = dict[str, Callable[..., Any]]

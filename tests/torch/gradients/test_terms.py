@@ -1,15 +1,17 @@
 """Norms from Gram matrices and of rows, where float32 ends."""
 
+import copy
 from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
 
+from farthing.torch.gradients import convolution
 from farthing.torch.gradients.convolution import Windows
 from farthing.torch.gradients.joint_terms import SumTerm
 from farthing.torch.gradients.terms import Factor, Lookup, Outer, Route, RowTerms, contracted
-from farthing.torch.kernels import blocks, totals
+from farthing.torch.kernels import blocks, positions, totals
 
 
 def gram(side):
@@ -159,3 +161,96 @@ def test_norms_of_rows_that_are_looked_up_again_are_those_of_their_sums(
         table[example].index_add_(0, ids[example], v[example].double())
     found = Lookup(ids, Factor(v), 6).norms()
     assert torch.allclose(found.double(), table.flatten(1).norm(dim=1), rtol=1e-5)
+
+
+CONVOLUTIONS = {
+    "a line": (lambda: nn.Conv1d(5, 40, 3, padding=2), (7,)),
+    "a plane": (lambda: nn.Conv2d(6, 33, 3, padding=1), (4, 5)),
+    "strides and groups": (lambda: nn.Conv2d(6, 16, 3, stride=2, padding=1, groups=2), (5, 6)),
+    "same": (lambda: nn.Conv2d(3, 8, (2, 4), padding="same", dilation=(1, 2)), (6, 9)),
+    "one": (lambda: nn.Conv2d(70, 64, 1, stride=2), (4, 4)),
+    "around": (lambda: nn.Conv2d(4, 9, 3, padding=1, padding_mode="circular"), (4, 4)),
+    "depthwise": (lambda: nn.Conv2d(6, 6, 3, padding=1, groups=6), (5, 5)),
+    "a space": (lambda: nn.Conv3d(2, 10, 3, padding=1), (3, 4, 3)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("route", [Route.ROWS, Route.AGAIN])
+@pytest.mark.parametrize("records", [1, 3])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_rows_of_a_convolution_are_kept_or_made_again_to_the_same_sums(
+    kind, threads, records, route, monkeypatch
+):
+    """Padding is added by the kernel, example by example; every sum is that of float64 gradients."""
+    for name, value in {"_POSITIONS": 2**30, "_LARGER": 0, "_FILTERS": 1}.items():
+        monkeypatch.setattr(convolution, name, value)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    torch.manual_seed(0)
+    make, sides = CONVOLUTIONS[kind]
+    module, examples = make(), 19
+    x = torch.randn(examples * records, module.in_channels, *sides)
+    delta = torch.randn_like(module(x))
+    wide, rows = copy.deepcopy(module).double(), []
+    for n in range(examples):
+        here = slice(n * records, (n + 1) * records)
+        value = (wide(x[here].double()) * delta[here].double()).sum()
+        rows.append(torch.autograd.grad(value, wide.weight)[0].flatten())
+    exact, factors = torch.stack(rows), torch.rand(examples)
+    term, out = convolution.windows(module, delta, x, examples, False), torch.ones(module.weight.numel())
+    term.route = route
+    assert torch.allclose(term.rows(slice(2, 5)).double(), exact[2:5], atol=1e-4)
+    assert torch.allclose(term.norms().double(), exact.norm(dim=1), rtol=1e-5)
+    term.only(factors > 0.2)
+    term.add(factors, out)
+    expected = 1 + (torch.where(factors > 0.2, factors, 0.0).double()[:, None] * exact).sum(0)
+    assert torch.allclose(out.double(), expected, rtol=1e-5, atol=1e-4)
+    assert (term.kept is None) == (route is Route.AGAIN)
+
+
+def test_rows_that_are_made_again_are_measured_as_they_are_summed():
+    """Where positions cancel, what float32 loses of a row is lost in its norm and in the sum alike."""
+    delta, x = torch.ones(1, 1, 16, 3), TAKEN_BACK.view(1, 1, 1, 3).expand(1, 1, 50, 3).clone()
+    term, out = Windows(nn.Conv1d(50, 16, 1), delta, x), torch.zeros(800)
+    term.route = Route.AGAIN
+    assert term.recomputes() == positions.available(torch.device("cpu"))
+    norm = term.norms()
+    term.add((1.0 / norm).clamp(max=1.0), out)
+    assert float(out.double().norm()) <= 1 + 2.0**-9
+
+
+def test_whether_rows_are_made_again_follows_from_shapes_alone():
+    deep, shallow = nn.Conv2d(64, 64, 3, padding=1), nn.Conv2d(3, 64, 3, padding=1)
+    for examples in (1, 500):
+        few = convolution.windows(
+            deep, torch.ones(examples, 64, 2, 2), torch.ones(examples, 64, 2, 2), examples, False
+        )
+        many = convolution.windows(
+            shallow, torch.ones(examples, 64, 8, 8), torch.ones(examples, 3, 8, 8), examples, False
+        )
+        assert few.recomputes() == positions.available(torch.device("cpu"))
+        assert not many.recomputes()
+
+
+@pytest.mark.parametrize("sides", [(), (5,), (3, 4)])
+@pytest.mark.parametrize("centre", [0.0, 50.0])
+@pytest.mark.parametrize("needed", [True, False])
+def test_a_group_norm_finds_all_its_gradients_from_the_same_sums(sides, centre, needed):
+    if not positions.available(torch.device("cpu")):
+        pytest.skip("there are no kernels for this processor")
+    torch.manual_seed(0)
+    module, x = nn.GroupNorm(3, 12), centre + torch.randn(5, 12, *sides)
+    module.weight.data.normal_()
+    delta, wide, seen = torch.randn_like(x), copy.deepcopy(module).double(), x.double().requires_grad_()
+    found = positions.group_sums(x, delta, 3, module.eps, module.weight.detach() if needed else None)
+    back = torch.autograd.grad(wide(seen), seen, delta.double())[0]
+    if needed:
+        assert torch.allclose(found[2].double(), back, rtol=1e-4, atol=1e-4)
+    else:
+        assert found[2] is None
+    for n in range(5):
+        value = (wide(x[n : n + 1].double()) * delta[n : n + 1].double()).sum()
+        scale, shift = torch.autograd.grad(value, (wide.weight, wide.bias))
+        assert torch.allclose(found[0][n].double(), scale, rtol=1e-4, atol=1e-4)
+        assert torch.allclose(found[1][n].double(), shift, rtol=1e-5, atol=1e-5)

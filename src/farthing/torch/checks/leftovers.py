@@ -29,6 +29,7 @@ import functools
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -312,13 +313,31 @@ class Wall:
             plain = {id(part) for module in modules for part in _plain_parts(module, alone)}
             found = [holder for holder in found if id(holder) not in plain]
         self._holders = found
-        self._noted: list[_Noted | None] = [None] * len(found)
+        self._maps = [holder for holder in found if isinstance(holder, dict)]
+        self._things = [holder for holder in found if _by_attributes(holder)]
+        self._others = [h for h in found if not isinstance(h, dict) and not _by_attributes(h)]
+        self._noted: list[_Noted] = []
+        self._ids: list[int] = []
         self._before: list[tuple[Any, _Noted]] = []
         self._copies: dict[int, tuple[Tensor, int, Tensor]] = {}
 
+    def _all_ids(self) -> list[int]:
+        """Return the ids of all that is held, in a few calls: this runs before and after every sum."""
+        maps = [*self._maps, *(holder.__dict__ for holder in self._things)]
+        found = [*map(len, maps), *map(id, chain.from_iterable(maps))]
+        found += map(id, chain.from_iterable(map(dict.values, maps)))
+        for holder in self._others:
+            ids = _ids(_held(holder))
+            found += (len(ids), *ids)
+        return found
+
     def __enter__(self) -> "Wall":
-        now = [_noted(*pair) for pair in zip(self._holders, self._noted, strict=True)]
-        self._noted, self._before = [*now], list(zip(self._holders, now, strict=True))
+        ids = self._all_ids()
+        if not self._noted or ids != self._ids:
+            before: list[Any] = [*self._noted] or [None] * len(self._holders)
+            self._noted = [_noted(*pair) for pair in zip(self._holders, before, strict=True)]
+            self._ids = ids
+        self._before = list(zip(self._holders, self._noted, strict=True))
         held = self._copies
         self._copies = {}
         for tensor in (tensor for _, noted in self._before for tensor in noted.tensors if _small(tensor)):
@@ -333,7 +352,7 @@ class Wall:
         self._before, self._copies = [], {}
 
     def __exit__(self, *_: object) -> None:
-        for holder, noted in self._before:
+        for holder, noted in self._before if self._before and self._all_ids() != self._ids else ():
             if _ids(_held(holder)) != noted.ids:
                 _restore(holder, noted.content)
         for tensor, version, copy in list(self._copies.values()):
@@ -373,6 +392,12 @@ def _held(holder: Any) -> Any:
         case type():
             return vars(holder)
     return getattr(holder, "__dict__", {})
+
+
+def _by_attributes(holder: Any) -> bool:
+    """Return whether what a holder holds are its attributes."""
+    other = isinstance(holder, dict | list | deque | set | types.CellType | type)
+    return not other and type(getattr(holder, "__dict__", None)) is dict
 
 
 def _ids(content: Any) -> list[int]:

@@ -8,7 +8,6 @@ says which parameter lies where.
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -24,16 +23,17 @@ from farthing.torch.checks.probe import Source, devices, plan_of, refuse_equal
 from farthing.torch.checks.selfcheck import refuse_known, verify, verify_isolated
 from farthing.torch.gradients import clipping, isolation, tape
 from farthing.torch.gradients.clipping import Automatic, ClipRule
-from farthing.torch.gradients.convolution import Windows
 from farthing.torch.gradients.copies import Unmapped
 from farthing.torch.gradients.graphs import Graphs, Live, weakly
 from farthing.torch.gradients.isolation import Isolation
+from farthing.torch.gradients.joint_terms import SmallRows
 from farthing.torch.gradients.layers import most_positions, rules_of
 from farthing.torch.gradients.layout import Layout, Sketch
 from farthing.torch.gradients.mlp import Stack
 from farthing.torch.gradients.plain import Makeup, Plain, TrainedWeights, bare, without_cudnn
 from farthing.torch.gradients.tape import Passes, TapePlan, one_thread, record_losses, reseed, ungrouped
-from farthing.torch.gradients.terms import Route, RowTerms, Term, fastest
+from farthing.torch.gradients.terms import Route, RowTerms, Term
+from farthing.torch.gradients.ways import Memory, Ways
 from farthing.torch.kernels import blocks, totals
 from farthing.torch.kernels.positions import fused
 from farthing.torch.kernels.totals import exact
@@ -41,17 +41,10 @@ from farthing.torch.kernels.totals import exact
 _HELD = 3 * 2**23  # numbers that layers take and give, for all rows of a batch on a CPU
 _KEPT = 2**26  # numbers in the rows that isolation keeps at once: a quarter of a gigabyte
 _FEW = 32  # rows that a batch may have in any case
+_SMALL = 2**12  # numbers of a parameter that is measured and summed with other such ones
 
 ROUTES = ("auto", "fast", *Route, *Isolation)
 log = logging.getLogger("farthing.torch")
-
-
-class Memory(StrEnum):
-    """What a GPU's memory is given for."""
-
-    BALANCED = "balanced"
-    SPEED = "speed"
-    SPACE = "space"
 
 
 class Gradient:
@@ -133,8 +126,8 @@ class Gradient:
             validate.positive(expected_batch_size=expected_batch_size)
         self.expected_batch_size = expected_batch_size
         self._positions = 0  # of the longest product that is not made of rows
-        self._routes: dict[Any, Route] = {}
-        self._spaces: dict[int, Tensor] = {}
+        self._ways = Ways(self._memory, self._route)
+        self._places: dict[tuple[int, ...], Tensor] = {}  # of small parameters' coordinates in a sum
         self._graphs = Graphs(model, weakly(self._add), self.layout.size)
         self._graphs.wanted &= not self.plain.sharded  # gathered weights lie elsewhere every time
         if example is not None:
@@ -416,29 +409,34 @@ class Gradient:
 
         ``own``: the batch lies in buffers of our own, in which an example that is not finite may be blanked.
         """
-        terms, norms = dict[int, Term](), dict[int, Tensor]()
+        terms, norms, small = dict[int, Term](), dict[int, Tensor](), dict[int, RowTerms]()
         spans, (clip, scale) = self._spans, live
         inverse = None if scale is None else scale.reciprocal()
         clamps = rule.by_coordinate
+        joins = not clamps and inverse is None and not rule.by_layer and not total.is_cuda
         assert self._passes is not None
 
         def put(slot: int, term: Term) -> None:
+            if joins and isinstance(term, RowTerms) and term.size <= _SMALL:
+                small[slot] = term  # a call for each would take longer than their numbers do
+                return
             terms[slot] = term
-            term.lavish = self._lavish(term)
             if clamps:
                 norms[slot] = term.largest()
-            elif inverse is not None:
-                term.route = term.routes()[0]
-                term.space = self._space(slot, term)
+                return
+            self._ways.prepare(slot, term, scaled=inverse is not None)
+            if inverse is None:
+                norms[slot] = term.norms()
+            else:
                 with exact(term.device):
                     norms[slot] = term.scaled_norms(inverse[spans[slot]])
-            else:
-                term.route = self._routed(slot, term)
-                term.space = self._space(slot, term)
-                norms[slot] = term.norms()
 
         factored = not clamps and inverse is None and fused(total.device)
         self._passes.run(inputs, targets, weights, put, factored)
+        if small:
+            joint = next(iter(small))
+            terms[joint] = SmallRows(list(small.values()), self._coordinates(tuple(small)), total)
+            norms[joint] = terms[joint].norms()
         if not terms:
             return
         slots = list(terms)
@@ -472,29 +470,9 @@ class Gradient:
                 with nullcontext() if inverse is None else exact(term.device):
                     term.add(factors[n], total[spans[slot]])
 
-    def _lavish(self, term: Term) -> bool:
-        """Return whether a term's rows may take more memory than what they are made of."""
-        if term.device.type != "cuda" or self._memory is Memory.SPEED:
-            return True
-        return self._memory is Memory.BALANCED and isinstance(term, Windows)
-
-    def _space(self, slot: int, term: Term) -> Tensor | None:
-        """Memory for the rows that a term keeps, the same in every step: on a CPU new memory is slow."""
-        if term.device.type != "cpu" or term.route is not Route.ROWS or isinstance(term, RowTerms):
-            return None
-        needed = term.examples * term.size
-        if slot not in self._spaces or self._spaces[slot].numel() < needed:
-            self._spaces[slot] = torch.empty(needed + needed // 8, dtype=torch.float32)
-        return self._spaces[slot]
-
-    def _routed(self, slot: int, term: Term) -> Route:
-        """Return the way to a term's norm: fixed, or the fastest when first seen."""
-        options = term.routes()
-        if len(options) == 1:
-            return options[0]
-        if self._route is not None:
-            return self._route if self._route in options else options[0]
-        key = slot, options
-        if key not in self._routes:
-            self._routes[key] = fastest(term, options)
-        return self._routes[key]
+    def _coordinates(self, slots: tuple[int, ...]) -> Tensor:
+        """Return the places of these parameters' coordinates in a sum, one after the other."""
+        if slots not in self._places:
+            spans = (self._spans[slot] for slot in slots)
+            self._places[slots] = torch.cat([torch.arange(span.start, span.stop) for span in spans])
+        return self._places[slots]

@@ -14,6 +14,10 @@ from farthing.torch.kernels import positions, totals
 from farthing.torch.kernels.positions import blanked, fused, where
 from farthing.torch.kernels.totals import exact
 
+_POSITIONS = 32  # of a gradient that is rather made twice than kept
+_LARGER = 4  # times as large as what it is made of
+_FILTERS = 8  # of a group, at least, for which lanes of a processor are not mostly empty
+
 
 def padded(module: Any, x: Tensor) -> Tensor:
     """Return the input with its padding."""
@@ -25,26 +29,49 @@ def padded(module: Any, x: Tensor) -> Tensor:
 
 
 class Windows(Term):
-    """Σ over windows of δ ⊗ window: δ (examples, records, p, *out), x (examples, records, c, *in), padded."""
+    """Σ over windows of δ ⊗ window: δ (examples, records, p, *out), x (examples, records, c, *in).
+
+    ``frame`` are the zeros that x has yet to be padded with, as `F.pad` takes them: kernels add them to one
+    example at a time.
+    """
 
     turned = False
 
-    def __init__(self, module: Any, delta: Tensor, x: Tensor) -> None:
-        self.module, self.delta, self.x = module, delta, x
-        self.examples, self.size, self.device = len(x), module.weight.numel(), x.device
-        self.positions = delta[0, :, 0].numel() if len(x) else 1
+    def __init__(self, module: Any, delta: Tensor, x: Tensor, frame: tuple[int, ...] = ()) -> None:
+        self.module, self.delta, self.x, self.frame = module, delta, x, frame
+        self.examples, self.size, self.device = x.shape[0], module.weight.numel(), x.device
+        self.positions = math.prod(delta.shape[1:]) // delta.shape[2]
 
     def fresh(self, count: int | None = None) -> Self:
         some = super().fresh(count)
         some.delta, some.x = self.delta[:count], self.x[:count]
         return some
 
+    def held(self) -> int:
+        """Return how many numbers the gradient of an example is made of."""
+        return math.prod(self.delta.shape[1:]) + math.prod(self.x.shape[1:])
+
     def routes(self) -> tuple[Route, ...]:
-        held = self.delta[0].numel() + self.x[0].numel()
+        held = self.held()
         if self.lavish:
             held = 4 * max(held, part_of(self.device) // self.examples)
         rows = Route.ROWS if self.size <= held else Route.AGAIN
         return (rows, Route.GRAM) if self.positions**2 <= self.size else (rows,)
+
+    def recomputes(self) -> bool:
+        """Return whether making rows twice in registers takes less time than writing and reading them once.
+
+        By a model of shapes alone: a weight costs some products a position to make again, and some bytes of
+        memory to keep, which are slow where rows take much more of it than what they are made of.
+        """
+        filters = self.module.out_channels // self.module.groups
+        if self.positions > _POSITIONS or self.size < _LARGER * self.held() or filters < _FILTERS:
+            return False
+        return positions.available(self.device)
+
+    def _whole(self, part: slice = slice(None)) -> Tensor:
+        """Return the input of some examples with its padding."""
+        return F.pad(self.x[part], self.frame) if self.frame else self.x[part]
 
     def parts(self) -> Iterator[slice]:
         wide = self.size + self.positions * self.size // self.module.out_channels
@@ -53,8 +80,8 @@ class Windows(Term):
 
     def _matrices(self, part: slice) -> tuple[Tensor, Tensor]:
         """δ as (examples · groups, p, positions) and the windows as (examples · groups, q, positions)."""
-        m, delta, x = self.module, self.delta[part], self.x[part]
-        examples, records, groups = len(x), x.shape[1], m.groups
+        m, delta, x = self.module, self.delta[part], self._whole(part)
+        examples, records, groups = x.shape[0], x.shape[1], m.groups
         steps, sides = x.stride(), delta.shape[3:]
         windows = x.as_strided(
             (examples, x.shape[2], *m.kernel_size, records, *sides),
@@ -72,7 +99,7 @@ class Windows(Term):
 
     def rows(self, part: slice) -> Tensor:
         delta, columns = self._matrices(part)
-        return widely(delta, columns.transpose(1, 2)).view(len(self.x[part]), -1)
+        return widely(delta, columns.transpose(1, 2)).view(-1, self.size)
 
     def rows_into(self, part: slice, out: Tensor) -> None:
         delta, columns = self._matrices(part)
@@ -90,6 +117,9 @@ class Windows(Term):
             return self._gram()
         if self.route is Route.ROWS and positions.available(self.device):
             return self._compiled()
+        if self.route is Route.AGAIN and self.recomputes():
+            self.delta, self.x, self.turned = self.delta.contiguous(), self.x.contiguous(), True
+            return positions.windows(self.x, self.delta, self._geometry(), None, self.examples)
         if self.route is Route.ROWS:
             return super().norms()
         with exact(self.device):  # as the sum is
@@ -106,23 +136,24 @@ class Windows(Term):
             found.append(groups.squeeze(1) if groups.shape[1] == 1 else norms(groups))
         return torch.cat(found)
 
+    def _geometry(self) -> positions.Geometry:
+        m, inner, outer = self.module, tuple(self.x.shape[1:]), tuple(self.delta.shape[2:])
+        return _geometry(inner, outer, m.kernel_size, m.stride, m.dilation, m.groups, self.frame)
+
     def _compiled(self) -> Tensor:
         """Return rows and norms by the kernel in C. A row is then (groups, q, p)."""
-        m, delta, x = self.module, self.delta.contiguous(), self.x.contiguous()
-        records, height, width = x.shape[1], m.out_channels // m.groups, self.size // m.out_channels
-        places = _places(
-            tuple(x.shape[1:]), tuple(delta.shape[3:]), m.kernel_size, m.stride, m.dilation, m.groups
-        )
-        apart = x.shape[2] // m.groups * x[0, 0, 0].numel()
-        sizes = x[0].numel(), self.positions, self.positions // records, m.groups, height, width, apart
+        delta, x, layer = self.delta.contiguous(), self.x.contiguous(), self._geometry()
         self.kept, self.turned = self.room(), True
-        found = positions.windows(x, delta, *places, positions.PositionShape(*sizes), self.kept)
+        found = positions.windows(x, delta, layer, self.kept, self.examples)
         self.release()
         return found
 
     def add(self, factors: Tensor, out: Tensor) -> None:
-        if self.kept is None or not self.turned:
+        if not self.turned:
             super().add(factors, out)
+            return
+        if self.kept is None:
+            positions.window_sums(self.x, self.delta, self._geometry(), factors, out)
             return
         m = self.module
         found = totals.weighted(self.kept, factors).view(m.groups, -1, m.out_channels // m.groups)
@@ -135,7 +166,7 @@ class Windows(Term):
         m = self.module
         kind = torch.float64 if self.device.type == "cpu" else torch.float32  # terms of an example may cancel
         delta = weighted(self.delta.float(), factors).flatten(0, 1).to(kind)
-        x = self.x.flatten(0, 1).to(kind)
+        x = self._whole().flatten(0, 1).to(kind)
         none = [0] * len(m.kernel_size)
         with exact(self.device):
             found = torch.ops.aten.convolution_backward(
@@ -165,23 +196,39 @@ class Windows(Term):
 
 
 @functools.lru_cache(maxsize=256)
-def _places(
+def _geometry(
     inner: tuple[int, ...],
     outer: tuple[int, ...],
     kernel: tuple[int, ...],
     stride: tuple[int, ...],
     dilation: tuple[int, ...],
     groups: int,
-) -> tuple[Tensor, Tensor]:
-    """Where every window begins in an example (records, channels, *sides), and where each weight looks."""
+    frame: tuple[int, ...],
+) -> positions.Geometry:
+    """Return where windows begin in a padded example (records, channels, *sides), and each weight looks.
+
+    ``inner`` is the shape of an example without its ``frame``, ``outer`` the filters and sides of its output.
+    """
     records, channels, *sides = inner
+    filters, *out_sides = outer
+    framing: tuple[int, ...] = ()
+    if frame:
+        high, across = (1, *sides)[-2:]
+        left, right, top, bottom = (*frame, 0, 0)[:4]
+        framing = records * channels, high, across, top, left, high + top + bottom, across + left + right
+        sides = [high + top + bottom, across + left + right][-len(sides) :]
+    each, sites = math.prod(sides), math.prod(out_sides)
+    base = torch.arange(records) * channels * each
+    offsets = torch.arange(channels // groups) * each
     steps = [math.prod(sides[n + 1 :]) for n in range(len(sides))]
-    base = torch.arange(records) * channels * math.prod(sides)
-    offsets = torch.arange(channels // groups) * math.prod(sides)
-    for out, size, by, apart, step in zip(outer, kernel, stride, dilation, steps, strict=True):
+    for out, size, by, apart, step in zip(out_sides, kernel, stride, dilation, steps, strict=True):
         base = (base[:, None] + torch.arange(out) * by * step).flatten()
         offsets = (offsets[:, None] + torch.arange(size) * apart * step).flatten()
-    return base, offsets
+    shape = positions.PositionShape(
+        math.prod(inner), records * sites, sites, groups, filters // groups, len(offsets),
+        channels // groups * each, *framing,
+    )  # fmt: skip
+    return positions.Geometry.of(shape, base, offsets)
 
 
 def _by_zeros(module: Any) -> bool:
@@ -199,5 +246,9 @@ def windows(module: Any, delta: Tensor, x: Tensor, examples: int, factored: bool
         shape = layer_sums.ConvolutionShape(module, not _by_zeros(module))
         rows = layer_sums.depthwise(shape, delta, x if _by_zeros(module) else padded(module, x))
         return RowTerms(rows.view(examples, -1, rows.shape[1]).sum(1))
-    split = (part.reshape(examples, -1, *part.shape[1:]) for part in (delta, padded(module, x)))
-    return Windows(module, *split)
+    frame: tuple[int, ...] = ()
+    if module.padding_mode == "zeros" and len(module.kernel_size) <= 2 and positions.available(x.device):
+        frame = tuple(module._reversed_padding_repeated_twice)
+    x = x if frame else padded(module, x)
+    delta, x = (part.reshape(examples, -1, *part.shape[1:]) for part in (delta, x))
+    return Windows(module, delta, x, frame if any(frame) else ())

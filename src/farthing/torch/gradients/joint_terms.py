@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from farthing.torch.gradients.terms import Lookup, Outer, Term, norms, part_of, rooted, rounded_up
+from farthing.torch.gradients.terms import Lookup, Outer, RowTerms, Term, norms, part_of, rooted, rounded_up
 from farthing.torch.kernels import totals
 from farthing.torch.kernels.totals import exact
 
@@ -107,6 +107,21 @@ class Blocks(Term):
 
     def release(self) -> None:
         """Nothing is kept here; the terms see to themselves."""
+
+
+class SmallRows(RowTerms):
+    """Rows of several small parameters, end to end: measured and summed at once, as if they were one.
+
+    ``places`` says where each coordinate lies in ``total``, the sum of all parameters.
+    """
+
+    def __init__(self, terms: list[RowTerms], places: Tensor, total: Tensor) -> None:
+        super().__init__(torch.cat([term.factor.values.flatten(1) for term in terms], 1))
+        self._places, self._total = places, total
+
+    def add(self, factors: Tensor, out: Tensor) -> None:
+        """Add to the whole sum, whichever part of it ``out`` is."""
+        self._total.index_add_(0, self._places, totals.weighted(self.factor.values, factors))
 
 
 def _crossed(outer: Outer, lookup: Lookup) -> Tensor:

@@ -19,11 +19,10 @@ from farthing.errors import Unsupported
 from farthing.torch.gradients.convolution import windows
 from farthing.torch.gradients.copies import one_first
 from farthing.torch.gradients.joint_terms import Blocks, SumTerm
+from farthing.torch.gradients.normalisation import norm
 from farthing.torch.gradients.recurrent import cell, recurrent
 from farthing.torch.gradients.tape import Passes, Rule, Tape
 from farthing.torch.gradients.terms import Factor, Lookup, Outer, RowTerms, Term, summed
-from farthing.torch.kernels import positions as compiled
-from farthing.torch.kernels.positions import fused
 
 
 def linear(tape: Tape, module: nn.Linear, own: Any, input: Tensor) -> Tensor:
@@ -38,13 +37,12 @@ def convolution(tape: Tape, module: Any, own: Any, input: Tensor) -> Tensor:
     input = tape.multiplied(input)
     out: Tensor = own(input)
     axis = tape.axes(use)[0][0]
-    _batch_first(tape, module, axis)
+    tape.batch_first(module, axis)
 
     def then(delta: Tensor, seen: Tensor) -> None:
         if tape.trained(module.weight):
             tape.put(module.weight, lambda: windows(module, delta, seen, tape.examples, tape.factored))
-        each = delta.flatten(2).sum(2, dtype=torch.float32)
-        tape.put(module.bias, lambda: RowTerms(each.view(tape.examples, -1, each.shape[1]).sum(1)))
+        tape.put(module.bias, lambda: RowTerms(tape.joined(delta.flatten(2).sum(2, dtype=torch.float32))))
 
     return tape.watch(out, then, as_is=True, keep=(input,))
 
@@ -80,7 +78,7 @@ def bag(
     use = tape.use(module, module.weight)
     out: Tensor = own(input, offsets)
     if offsets is None:
-        _batch_first(tape, module, tape.axes(use)[0][0])
+        tape.batch_first(module, tape.axes(use)[0][0])
     elif len(out) != tape.rows:
         raise Unsupported(f"{tape.plan.names[module]} (EmbeddingBag) needs one bag a record")
 
@@ -110,80 +108,6 @@ def _bags(module: nn.EmbeddingBag, input: Tensor, offsets: Tensor) -> tuple[Tens
     at = (starts[:, None] + places).clamp_max(max(len(input) - 1, 0))
     found = input[at] if len(input) else torch.zeros_like(at)
     return torch.where(there, found, 0), there
-
-
-def normalised(module: Any, x: Tensor) -> Tensor:
-    """Return a norm's output before its scale and shift."""
-    match module:
-        case nn.LayerNorm():
-            return F.layer_norm(x, module.normalized_shape, eps=module.eps)
-        case nn.RMSNorm():
-            return F.rms_norm(x, module.normalized_shape, eps=module.eps)
-        case nn.GroupNorm():
-            return F.group_norm(x, module.num_groups, eps=module.eps)
-    return F.instance_norm(x, eps=module.eps)
-
-
-def norm(tape: Tape, module: Any, own: Any, input: Tensor) -> Tensor:
-    """δ · x̂, summed over positions: all but the channels, or all before the normalised dimensions."""
-    use = tape.use(module, module.weight, getattr(module, "bias", None))
-    out: Tensor = own(input)
-    axis = tape.axes(use)[0][0]
-    last = len(module.normalized_shape) if isinstance(module, nn.LayerNorm | nn.RMSNorm) else 0
-    if not last:
-        _batch_first(tape, module, axis)
-    elif axis is None:
-        out = tape.spread(out)
-
-    plain = last == 1 and axis == 0 and input.shape[-1] <= 8192
-
-    def sums(values: Tensor) -> RowTerms:
-        if last:
-            return RowTerms(tape.grouped(values, axis or 0, last).sum(1).flatten(1))
-        each = values.reshape(*values.shape[:2], -1).sum(2)
-        return RowTerms(each.view(tape.examples, -1, values.shape[1]).sum(1))
-
-    def then(delta: Tensor, seen: Tensor) -> None:
-        found = None
-        if fused(delta.device) or (compiled.available(delta.device) and delta.numel()):
-            found = _sums(tape, module, seen, delta, plain)
-        if found is not None:
-            for p, rows in zip((module.weight, getattr(module, "bias", None)), found, strict=True):
-                tape.put(p, partial(RowTerms, rows))
-            return
-        delta = delta.float()
-        if tape.trained(module.weight):
-            tape.put(module.weight, lambda: sums(delta * normalised(module, seen.float())))
-        tape.put(getattr(module, "bias", None), lambda: sums(delta))
-
-    return tape.watch(out, then, as_is=True, keep=(input,))
-
-
-def _sums(tape: Tape, module: Any, x: Tensor, delta: Tensor, plain: bool) -> tuple[Tensor, Tensor] | None:
-    """Return each example's Σ δ x̂ and Σ δ by a kernel, where there is one for such a norm."""
-    grams: Any = compiled
-    layer_sums: Any = compiled
-    if x.is_cuda:
-        from farthing.torch.kernels import grams, layer_sums
-    elif not x.dtype == delta.dtype == torch.float32:
-        return None
-    if isinstance(module, nn.GroupNorm):
-        found = layer_sums.group_sums(x, delta, module.num_groups, module.eps)
-        scale, shift = (part.view(tape.examples, -1, part.shape[1]).sum(1) for part in found)
-        return scale, shift
-    if not plain:
-        return None
-    eps = module.eps if module.eps is not None else torch.finfo(x.dtype).eps
-    centred = isinstance(module, nn.LayerNorm)
-    made: tuple[Tensor, Tensor] = grams.norm_sums(tape.grouped(x, 0), tape.grouped(delta, 0), eps, centred)
-    return made
-
-
-def _batch_first(tape: Tape, module: nn.Module, axis: int | None) -> None:
-    if axis != 0:
-        raise Unsupported(
-            f"{tape.plan.names[module]} ({type(module).__name__}) needs examples along its first dimension"
-        )
 
 
 def attention(

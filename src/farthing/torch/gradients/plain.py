@@ -17,7 +17,9 @@ True
 """
 
 import functools
+import itertools
 import logging
+import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -59,31 +61,37 @@ class Makeup:
     """
 
     def __init__(self, model: nn.Module | None, loss: Any = None) -> None:
-        # nothing was checked: no model is that
-        self._parts = [] if model is None else [*_parts(model), *_parts(loss)]
+        self._modules = [] if model is None else [*model.modules(), *_inside(loss)]
+        self._parts = _parts(self._modules)
 
     def holds(self, model: nn.Module, loss: Any = None) -> bool:
-        """Return whether the model and its loss are still made of the same."""
-        found = [*_parts(model), *_parts(loss)]
-        return len(found) == len(self._parts) and all(a is b for a, b in zip(found, self._parts, strict=True))
+        """Return whether the model and its loss are still made of the same, as they were checked."""
+        if not self._modules or self._modules[0] is not model:
+            return False
+        if isinstance(loss, nn.Module) and not any(loss is module for module in self._modules):
+            return False
+        found = _parts(self._modules)
+        return len(found) == len(self._parts) and all(map(operator.is_, found, self._parts))
 
 
-def _parts(model: Any) -> Iterator[Any]:
-    """Yield objects that are the same ones as long as nothing is changed."""
-    for module in model.modules() if isinstance(model, nn.Module) else ():
-        yield module
-        yield module.training
+def _inside(loss: Any) -> list[nn.Module]:
+    return list(loss.modules()) if isinstance(loss, nn.Module) else []
+
+
+def _parts(modules: list[nn.Module]) -> list[Any]:
+    """Return objects that are the same ones as long as nothing is changed: this runs before every sum."""
+    held = [module.__dict__ for module in modules]
+    found: list[Any] = [module.training for module in modules]
+    for module in modules:
         if not type(module).__module__.startswith("torch."):
-            yield from _switches(module)
-        for hooks in (getattr(module, name) for name in _HOOKS):
-            yield from hooks.values()
-        for p in module._parameters.values():
-            if p is not None:
-                yield p
-                yield p.requires_grad
-                yield p.dtype
+            found += _switches(module)
+    for name in ("_modules", *_HOOKS):
+        found += itertools.chain.from_iterable((None, *part[name].values()) for part in held)
     for name in _HOOKS:
-        yield from getattr(torch.nn.modules.module, f"_global{name}").values()
+        found += getattr(torch.nn.modules.module, f"_global{name}").values()
+    for p in itertools.chain.from_iterable((None, *part["_parameters"].values()) for part in held):
+        found += (p,) if p is None else (p, p.requires_grad, p.dtype)
+    return found
 
 
 def _switches(module: nn.Module) -> Iterator[Any]:

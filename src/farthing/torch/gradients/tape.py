@@ -191,6 +191,12 @@ class Tape:
             )
         return found
 
+    def batch_first(self, module: nn.Module, axis: int | None) -> None:
+        """Raise unless examples lie along the first dimension of a module's input."""
+        if axis != 0:
+            name = f"{self.plan.names[module]} ({type(module).__name__})"
+            raise Unsupported(f"{name} needs examples along its first dimension")
+
     def grouped(self, x: Tensor, axis: int | None, last: int = 1) -> Tensor:
         """x as (examples, positions, *last dimensions); what all examples share is repeated."""
         if axis == 0 and x.ndim == last + 1 and len(x) == self.examples:
@@ -200,6 +206,11 @@ class Tape:
         elif axis:
             x = x.movedim(axis, 0)
         return x.reshape(self.examples, -1, *x.shape[x.ndim - last :])
+
+    def joined(self, rows: Tensor) -> Tensor:
+        """Return rows (some an example, width) added up for each example."""
+        alone = rows.shape[0] == self.examples
+        return rows if alone else rows.view(self.examples, -1, rows.shape[1]).sum(1)
 
     @contextmanager
     def checkpointed(self, function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:

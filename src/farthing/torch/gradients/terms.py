@@ -7,7 +7,8 @@ weighted sum; `rows` makes the gradients themselves where nothing cheaper will d
 * one position: |u|² |v|²;
 * rows: the gradients are made, measured, kept, and summed by one product with the weights;
 * again: the same in parts that are dropped; the sum is then the layer's own product with weighted u. What
-  rounding hid of rows whose positions cancel is in that sum, so norms are rounded up by it (`rounded_up`);
+  rounding hid of rows whose positions cancel is in that sum, so norms are rounded up by it (`rounded_up`).
+  Convolutions of few positions have a kernel that makes the very same rows twice instead, in registers;
 * gram: Σ_ts (u_t · u_s)(v_t · v_s) (Goodfellow 2015; Li et al. 2022), for few positions and wide layers.
 """
 
@@ -212,9 +213,8 @@ class RowTerms(Term):
 
     def __init__(self, factor: Factor | Tensor) -> None:
         self.factor = factor if isinstance(factor, Factor) else Factor(factor)
-        self.device = self.factor.values.device
-        self.examples = len(self.factor.values)
-        self.size = self.factor.values[0].numel() if self.examples else 0
+        values = self.factor.values
+        self.device, self.examples, self.size = values.device, values.shape[0], math.prod(values.shape[1:])
 
     def rows(self, part: slice) -> Tensor:
         return self.factor.values[part].flatten(1)

@@ -1,6 +1,7 @@
 """Per-example gradients of layers, by the kernels in C, made and measured in one go; norms of products."""
 
 import functools
+import math
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,9 +12,12 @@ from torch import Tensor
 from farthing.noise import native
 from farthing.torch.kernels.noise import has_triton
 
+_FEW = 16  # examples that `window_sums` in C makes room for at once
+_PITCH = 32  # filters that the kernels take at once, at most
+
 
 class PositionShape(NamedTuple):
-    """The shape of a layer, as the kernel `windows` must know it."""
+    """The shape of a layer, as the kernels must know it; the last seven are zeros where nothing is padded."""
 
     size: int
     spots: int
@@ -22,6 +26,35 @@ class PositionShape(NamedTuple):
     height: int
     width: int
     apart: int
+    planes: int = 0
+    high: int = 0
+    across: int = 0
+    top: int = 0
+    left: int = 0
+    tall: int = 0
+    broad: int = 0
+
+    def room(self) -> int:
+        """Return how many numbers a kernel needs for an example: its padded input and its turned δ."""
+        return self.planes * self.tall * self.broad + self.spots * (-(-self.height // _PITCH) * _PITCH)
+
+
+class Geometry(NamedTuple):
+    """A shape, where every window begins, where each weight looks, and all of it as the kernels read it."""
+
+    shape: PositionShape
+    base: Tensor
+    offsets: Tensor
+    sizes: Tensor
+
+    @classmethod
+    def of(cls, shape: PositionShape, base: Tensor, offsets: Tensor) -> "Geometry":
+        """Return the geometry of a layer."""
+        return cls(shape, base, offsets, torch.tensor(shape))
+
+    def pointers(self, x: Tensor, delta: Tensor) -> list[int]:
+        """Return the first arguments of every kernel."""
+        return [part.data_ptr() for part in (x, delta, self.base, self.offsets, self.sizes)]
 
 
 def available(device: torch.device, outer: bool = False) -> bool:
@@ -35,28 +68,43 @@ def available(device: torch.device, outer: bool = False) -> bool:
     return native.kernels() is not None
 
 
-def windows(
-    x: Tensor, delta: Tensor, base: Tensor, offsets: Tensor, shape: PositionShape, rows: Tensor
-) -> Tensor:
-    """Fills ``rows`` (examples, groups · width · height) and returns their norms; all float32, contiguous."""
-    kernels = native.kernels()
-    assert kernels is not None
-    kernel, examples = kernels["windows"], len(rows)
+def windows(x: Tensor, delta: Tensor, layer: Geometry, rows: Tensor | None, examples: int) -> Tensor:
+    """Fill ``rows`` (examples, groups · width · height), if asked to, and return their norms; all float32."""
+    name, to = ("window_squares", []) if rows is None else ("windows", [rows.data_ptr()])
+    kernel, inputs = _kernel(name), layer.pointers(x, delta)
     threads = max(1, min(torch.get_num_threads(), examples))
-    room = torch.empty(threads, shape.spots * (-(-shape.height // 32) * 32), dtype=torch.float32)
+    room = torch.empty(threads, layer.shape.room(), dtype=torch.float32)
     squares = torch.empty(examples, dtype=torch.float32)
-    inputs = [part.data_ptr() for part in (x, delta, base, offsets)]
 
     def run(n: int) -> None:
         first, last = (examples * edge // threads for edge in (n, n + 1))
-        kernel(*inputs, first, last, *shape, room[n].data_ptr(), rows.data_ptr(), squares.data_ptr())
+        kernel(*inputs, first, last, room[n].data_ptr(), *to, squares.data_ptr())
 
     in_threads(run, threads)
     return squares.sqrt_()
 
 
+def window_sums(x: Tensor, delta: Tensor, layer: Geometry, factors: Tensor, out: Tensor) -> None:
+    """out += Σ factor · gradient, (groups · height · width), of rows made again and added in float64."""
+    shape, examples = layer.shape, factors.shape[0]
+    kernel, inputs, factors = _kernel("window_sums"), layer.pointers(x, delta), factors.contiguous()
+    threads = max(1, min(torch.get_num_threads(), shape.width // 64))
+    room = torch.empty(threads, _FEW * shape.room(), dtype=torch.float32)
+    total = torch.empty(out.numel(), dtype=torch.float64)
+    ends = [shape.width // 64 * n // threads * 64 for n in range(threads)] + [shape.width]
+
+    def run(n: int) -> None:
+        some = factors.data_ptr(), examples, ends[n], ends[n + 1]
+        kernel(*inputs, *some, room[n].data_ptr(), total.data_ptr(), out.data_ptr())
+
+    in_threads(run, threads)
+
+
 def in_threads(run: Callable[[int], None], threads: int) -> None:
     """Call ``run`` with each number of a thread, all at once."""
+    if threads == 1:
+        run(0)
+        return
     others = [threading.Thread(target=run, args=(n,)) for n in range(1, threads)]
     for other in others:
         other.start()
@@ -67,14 +115,14 @@ def in_threads(run: Callable[[int], None], threads: int) -> None:
 
 def outers(x: Tensor, delta: Tensor, rows: Tensor) -> Tensor:
     """rows = Σ_t x_t ⊗ δ_t of each example, for x (examples, positions, q) and δ (…, p), and their norms."""
-    _, positions, width = x.shape
-    shape = PositionShape(positions * width, positions, 0, 1, delta.shape[2], width, 0)
-    return windows(x.contiguous(), delta.contiguous(), *_steps(positions, width), shape, rows)
+    layer = _steps(x.shape[1], x.shape[2], delta.shape[2])
+    return windows(x.contiguous(), delta.contiguous(), layer, rows, x.shape[0])
 
 
 @functools.lru_cache(maxsize=256)
-def _steps(positions: int, width: int) -> tuple[Tensor, Tensor]:
-    return torch.arange(positions) * width, torch.arange(width)
+def _steps(positions: int, width: int, height: int) -> Geometry:
+    shape = PositionShape(positions * width, positions, 0, 1, height, width, 0)
+    return Geometry.of(shape, torch.arange(positions) * width, torch.arange(width))
 
 
 def fused(device: torch.device, positions: int = 1) -> bool:
@@ -101,14 +149,20 @@ def blanked(good: Tensor, values: Tensor) -> Tensor:
     return values
 
 
-def group_sums(x: Tensor, delta: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
-    """Σ δ x̂ and Σ δ of every image and channel, by the kernel in C; x̂ is x normalised over its group."""
-    channels, sites = x.shape[1], x[0, 0].numel()
-    found = torch.empty(2, len(x), channels, dtype=torch.float32)
-    places = x.contiguous(), delta.contiguous()
-    sizes = len(x), groups, channels // groups, sites
-    _kernel("group_sums")(*(p.data_ptr() for p in places), *sizes, eps, *(f.data_ptr() for f in found))
-    return found[0], found[1]
+def group_sums(
+    x: Tensor, delta: Tensor, groups: int, eps: float, gamma: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Σ δ x̂ and Σ δ of every image and channel, by the kernel in C; x̂ is x normalised over its group.
+
+    With ``gamma``, the scale of the channels, the third is the gradient of x, where δ is that of γ x̂.
+    """
+    (images, channels, *sides), back = x.shape, None if gamma is None else torch.empty_like(delta)
+    found = torch.empty(2, images, channels, dtype=torch.float32)
+    places = [p.data_ptr() for p in (x, delta)] + [None if gamma is None else gamma.data_ptr()]
+    sizes = images, groups, channels // groups, math.prod(sides)
+    to = [f.data_ptr() for f in found] + [None if back is None else back.data_ptr()]
+    _kernel("group_sums")(*places, *sizes, eps, *to)
+    return found[0], found[1], back
 
 
 def norm_sums(x: Tensor, delta: Tensor, eps: float, centred: bool) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,9 @@ norm, measured in float32 in blocks (and rounded up where positions cancel), its
   else in float64 on GPUs where that is as quick; else float32 in pieces of h examples, pieces by a binary
   tree, which takes log2 of their number more roundings, up to 1,024 examples, and beyond in float64;
 * rows (biases, norms, convolutions, whatever is kept): by a C kernel that adds in float64, else pieces of h
-  examples in float32, and pieces in float64;
+  examples in float32, and pieces in float64. Rows of convolutions with few positions may be made twice
+  instead of kept, by the same machine code, so that what is measured and what is added are the same float32
+  numbers; the kernel adds those in float64 as well;
 * products over several positions (tokens, on a CPU also windows) and embeddings: in float64, since the terms
   of one example may cancel, and positions times examples is many; those of linear layers in blocks, as above;
 * clamped gradients, coordinate by coordinate: in float64, or in pieces of h examples;
