@@ -80,7 +80,7 @@ def test_rescaling_changes_no_margin_but_by_shortening_weights():
     found.grow([], [])
     np.testing.assert_allclose(found.space.margins(records, found.w), before, atol=1e-9)
     np.testing.assert_allclose(found.w, kept, atol=1e-12)
-    lines, groups = found._ratios(found.w, 0, 1.0)
+    lines, groups = found._ratios(1.0)
     factors = np.concatenate([np.maximum(0, 1 - 1 / lines), [1.0], np.maximum(0, 1 - 1 / np.array(groups))])
     shortened = found.space.margins(records, found.w * factors)
     found.weigh(1.0)
@@ -96,3 +96,32 @@ def test_groups_that_are_added_begin_at_zero():
     np.testing.assert_allclose(found.space.margins(records, found.w), before, atol=1e-9)
     assert found.w[-1] == found.total[-1] == 0.0
     assert found.size == pytest.approx(WIDTH + 3)
+
+
+def test_weights_of_groups_are_shortened_by_what_noise_explains_and_never_made_longer():
+    found, _ = descending(ft.Budget(0.3, 1e-6))
+    for t in range(40):
+        found.step(1.0, t >= 20)
+    w, place = found.found, WIDTH + 1
+    signal, noise = np.abs(found.shrunk(1.0)[place:] / w[place:])
+    assert 0.9 < signal <= 1.0
+    assert noise < 0.7
+    np.testing.assert_array_equal(found.shrunk(1.0)[:place], w[:place])
+
+
+def test_within_a_group_coordinates_of_more_noise_are_shortened_more():
+    """Against the least squares of θ on weights f θ + noise, drawn 100,000 times."""
+    found, _ = descending(ft.Budget(0.3, 1e-6))
+    for t in range(40):
+        found.step(1.0, t >= 20)
+    rng, here = np.random.default_rng(4), slice(WIDTH + 1, None)
+    found.variances, deviation = [np.array([1.0, 1.0])], 0.5
+    f, left = np.array([0.9, 0.5]), np.array([0.3, 0.4])
+    found.residue.slope[here, 2] = -f * found.count / found._curvatures[here]
+    found.residue.noise[here, 2, 2] = 0.0
+    found.residue.noise[here, 2, 2] = left * found.count**2 - found._noise(2, 1.0)[here]
+    found.total[here] = found.count * np.sqrt(np.square(f * deviation) + left)  # what is to be expected
+    theta = deviation * rng.normal(size=(100_000, 2))
+    seen = f * theta + np.sqrt(left) * rng.normal(size=theta.shape)
+    best = (seen * theta).sum(axis=0) / np.square(seen).sum(axis=0)
+    np.testing.assert_allclose(found.shrunk(1.0)[here] / found.found[here], best, atol=0.02)

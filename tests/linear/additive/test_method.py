@@ -7,10 +7,10 @@ import pytest
 
 import farthing as ft
 from farthing.accounting.filters import RdpFilter, ZcdpFilter
-from farthing.data.tables import Table
+from farthing.data.tables import Features, Table
 from farthing.errors import InvalidValue
 from farthing.linear.additive.basis import Binned, codes_of
-from farthing.linear.additive.method import additive
+from farthing.linear.additive.method import _lines, additive
 from farthing.linear.losses import logistic, multinomial, squared
 from farthing.linear.problem import Problem
 from farthing.noise.lattice import SeededStream
@@ -129,3 +129,10 @@ def test_every_step_has_a_model():
     assert [step.t for step in steps] == list(range(1, len(steps) + 1))
     moves = [np.abs(b.w.weights - a.w.weights).max() for a, b in itertools.pairwise(steps)]
     assert np.mean(moves[-5:]) < np.mean(moves[:5])
+
+
+def test_rare_categories_begin_with_less_variance_than_numbers():
+    shares = np.array([0.5, 0.1, 0.01, 0.3])
+    features = Features(4, shares, 1 / np.sqrt(shares * (1 - shares)))
+    lines = _lines(features, np.array([False, False, False, True]))
+    np.testing.assert_allclose(lines, [1.0, 0.6, 2 * np.sqrt(0.0099), 1.0])

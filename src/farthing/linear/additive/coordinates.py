@@ -41,7 +41,7 @@ WEIGHED = (0.25, 0.5)  # of the steps, when coordinates are rescaled
 LEAST = 0.03  # of its variance, that every coordinate keeps
 LINES, GROUPS = 1.5, 1.25  # times the noise, below which a linear coordinate or a group keeps the least
 TYPICAL, RESIDUAL = 0.4, 0.1  # of classes: the curvature over its bound, and the square of a residual
-_TINY = 1e-300
+_TINY, _LITTLE = 1e-300, 1e-6
 
 
 class Pace:
@@ -110,7 +110,7 @@ class Coordinates:
     """Weights in linear coordinates and groups, each with a share of its variance, and the steps in them.
 
     ``part`` is what all steps cost of μ²; ``covariance`` that of the linear coordinates, or None if it is not
-    known; ``variances`` are those of the groups' coordinates.
+    known; ``variances`` are those of the groups' coordinates, ``lines`` those that linear ones begin with (1).
     """
 
     def __init__(
@@ -123,10 +123,12 @@ class Coordinates:
         covariance: Array | None,
         groups: list[Any],
         variances: list[Array],
+        lines: Array | None = None,
     ) -> None:
         self.schedule, self.loss, self.part, self.covariance = schedule, loss, part, covariance
         self.bare, self.height, self.records = features, 1.0, problem.records
-        self.lines, self.groups, self.variances = np.ones(problem.width), list(groups), list(variances)
+        self.lines: Array = np.ones(problem.width) if lines is None else lines
+        self.groups, self.variances = list(groups), list(variances)
         self.shares, self.alike = [1.0] * len(groups), [1.0] * len(groups)
         self._steps: int | None = None
         self.w: Array = problem.zeros(problem.width + 1 + sum(map(len, variances)))
@@ -177,33 +179,41 @@ class Coordinates:
             move[:d] = self.turned @ slope[:d]
         self.velocity = MOMENTUM * self.velocity - move
         self.w = self.w + self.velocity
-        curvature = self.loss.curvature * (TYPICAL if self.classes else 1.0)
-        self.residue.step(self.rates, curvature * self.steepest, noise, averaged)
+        self.residue.step(self.rates, self._curvatures, noise, averaged)
         if averaged:
             self.total, self.count = self.total + self.w, self.count + 1
+
+    @property
+    def _curvatures(self) -> Array:
+        """Return the curvature of the loss along every coordinate."""
+        return np.asarray(self.loss.curvature * (TYPICAL if self.classes else 1.0) * self.steepest)
 
     @property
     def found(self) -> Array:
         """Return the mean of the averaged iterates, or the last one where none is yet."""
         return self.total / self.count if self.count else self.w
 
-    def _ratios(self, w: Array, place: int, rms: float) -> tuple[Array, list[float]]:
-        """Return how many times what noise leaves the square of each line and of each group is.
+    def _parts(self) -> list[slice]:
+        """Return the places of the groups' weights."""
+        ends = np.cumsum([self.bare.width + 1, *map(len, self.variances)])
+        return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
-        ``place`` is that of ``w`` in a `Residue`.
-        """
+    def _noise(self, place: int, rms: float) -> Array:
+        """Return the variance that noise and sampling leave on weights, at ``place`` of a `Residue`."""
         residual = RESIDUAL if self.classes else rms**2
         sampled = np.square(self.residue.slope[:, place]) * self.spread * residual / self.records
-        left = self.spread * (self.residue.noise[:, place, place] + sampled) + _TINY
-        length = self.spread * np.square(w).reshape(len(w), -1).mean(axis=1)
-        ends = np.cumsum([self.bare.width + 1, *map(len, self.variances)])
-        parts = [slice(a, b) for a, b in itertools.pairwise(ends)]
-        lines = length / left
-        return lines[: self.bare.width], [float(length[here].sum() / left[here].sum()) for here in parts]
+        return np.asarray(self.residue.noise[:, place, place] + sampled + _TINY)
+
+    def _ratios(self, rms: float) -> tuple[Array, list[float]]:
+        """Return how many times what noise leaves the square of each line and of each group is."""
+        left = self.spread * self._noise(0, rms)
+        length = self.spread * _squares(self.w)
+        lines = (length / left)[: self.bare.width]
+        return lines, [float(length[here].sum() / left[here].sum()) for here in self._parts()]
 
     def weigh(self, rms: float) -> None:
         """Rescale every line and every group by what noise explains of it, and shorten its weights."""
-        lines, groups = self._ratios(self.w, 0, rms)
+        lines, groups = self._ratios(rms)
         kept = np.maximum(kept_of(lines, LINES), LEAST)
         shares = [max(float(kept_of(each, GROUPS)), LEAST) for each in groups]
         shorter, units = [kept_of(lines, 1.0), np.ones(1)], [np.sqrt(self.lines / kept), np.ones(1)]
@@ -229,13 +239,26 @@ class Coordinates:
         self._place()
 
     def shrunk(self, rms: float) -> Array:
-        """Return the averaged weights with each group shortened by what noise explains of its length."""
-        w, place = self.found.copy(), self.bare.width + 1
-        _, groups = self._ratios(self.total, 2, rms)
-        for each, v in zip(groups, self.variances, strict=True):
-            w[place : place + len(v)] *= float(kept_of(each, 1.0))
-            place += len(v)
+        """Return the averaged weights with those of groups shortened by what noise explains of each.
+
+        Steps have brought a weight to f θ of the best one, θ, beside noise of variance ν. If the θ of a group
+        have a variance s, which its squares tell (their mean is f² s + ν), the best estimate of θ is
+        f s / (f² s + ν) times the weight. Weights are never made longer.
+        """
+        w, squares = self.found.copy(), _squares(self.total)
+        noise = self._noise(2, rms)
+        arrived = np.clip(-self.residue.slope[:, 2] * self._curvatures / self.count, _LITTLE, 1.0)
+        for here in self._parts():
+            f, left, spread = arrived[here] * self.count, noise[here], self.spread[here]
+            strength = max(0.0, float(spread @ (squares[here] - left) / (spread @ np.square(f))))
+            best = f * strength / (np.square(f) * strength + left) * self.count
+            w[here] = (w[here].T * np.minimum(best, 1.0)).T
         return w
+
+
+def _squares(w: Array) -> Array:
+    """Return the square of every weight, the mean over outputs."""
+    return np.asarray(np.square(w).reshape(len(w), -1).mean(axis=1))
 
 
 def kept_of(ratios: Any, least: float) -> Any:

@@ -157,7 +157,8 @@ def additive(ledger: Ledger, problem: Problem, *, trees: int | None = None) -> I
     left -= LENGTH if clear else 0.0
     features = Features(d, mean * radius, scale / radius)
     covariance = _covariance(variances, directions)
-    descending = Coordinates(schedule, problem, loss, left, features, covariance, shapes, spreads)
+    lines = _lines(features, known)
+    descending = Coordinates(schedule, problem, loss, left, features, covariance, shapes, spreads, lines)
     steps, rms = descending.pace.steps, 1.0
 
     def made(w: Array) -> AdditiveModel:
@@ -196,6 +197,15 @@ def _covariance(variances: Array, directions: Array) -> Array | None:
     if not directions.shape[1]:
         return None
     return np.asarray(np.eye(len(directions)) + (directions * (variances - 1)) @ directions.T)
+
+
+def _lines(features: Features, known: NDArray[np.bool_]) -> Array:
+    """Return the variance that each linear coordinate begins with: 1, and less for rare categories.
+
+    Categories have weights of about one size, whatever their share p, so those of standardised ones grow with
+    the deviation √(p (1 - p)). A column that always lies on its bounds is taken for one.
+    """
+    return np.where(known, 1.0, np.minimum(2 / np.asarray(features.scale), 1.0))
 
 
 def _linear(ledger: Ledger, problem: Problem, why: str) -> Iterator[Step]:
