@@ -219,7 +219,7 @@ WRONG_TRAINING: list[tuple[tuple[str, ...], str]] = [
     (("--method", "dpagd", "--set", "m=0"), "count must be a whole number from 1"),
     (("--method", "dpagd", "--set", "grid=20"), "no setting 'grid': it has .*grid.count"),
     (("--method", "privgene", "--set", "rounds=0"), "rounds must be a whole number from 1"),
-    (("--set", "gamma=1"), "--method auto has no setting 'gamma': it has none"),
+    (("--set", "gamma=1"), "--method auto has no setting 'gamma': it has trees"),
     (("--model", "linear"), "--model must be one of .*'svm'.*, got 'linear'"),
     (("--model", "../logistic"), "--model must be one of .*, got '../logistic'"),
     (("--format", "pickle"), "--format must be one of .*'onnx'.*, got 'pickle'"),

@@ -53,7 +53,7 @@ def job(tmp_path: Path) -> TrainingJob:
 
 
 def saved(job: TrainingJob) -> Model:
-    return Model.load(job.out)
+    return outputs.loaded(job.out)
 
 
 def test_a_classifier_learns_and_its_file_predicts(job: TrainingJob, tmp_path: Path) -> None:
@@ -168,10 +168,34 @@ def test_the_model_file_holds_numbers_and_texts_only(job: TrainingJob) -> None:
     ]
 
 
+def test_the_default_is_boosted_where_the_budget_allows_it_and_linear_where_something_needs_it(
+    job: TrainingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for model in (None, "auto"):
+        told = train(replace(job, model=model, force=True))
+        assert told["trained"] == "boosted"
+        assert told["choice"].startswith("boosted: the budget is worth")
+    assert train(replace(job, schema=HOURS, epsilon=0.1, force=True))["choice"].startswith(
+        "linear: the budget"
+    )
+    for changed in ({"method": "dpagd"}, {"method": "pure", "delta": 0.0}):
+        told = train(replace(job, force=True, **changed))
+        assert told["trained"] == "logistic"
+        assert "choice" not in told
+    told = train(replace(job, formats=("skops",), force=True))
+    assert (told["trained"], told["choice"]) == ("logistic", "linear: --format needs it")
+    monkeypatch.setattr("farthing.cli.training.LARGE", 599)
+    told = train(replace(job, force=True))
+    assert (told["trained"], told["choice"]) == ("logistic", "linear: there are more than 2,097,152 records")
+    assert train(replace(job, records=599, force=True))["trained"] == "boosted"  # the public number decides
+    assert train(replace(job, model="boosted", force=True))["trained"] == "boosted"
+
+
 def test_what_is_told(job: TrainingJob) -> None:
     told = train(job)
     assert list(told) == [
-        *("format", "software", "date", "guarantee", "trained", "method", "settings", "steps", "records"),
+        *("format", "software", "date", "guarantee", "trained", "choice", "method", "settings", "steps"),
+        "records",
         *(
             "rows_per_person",
             "features",

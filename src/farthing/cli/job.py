@@ -23,6 +23,7 @@ from farthing.queries.query import Step
 
 Estimator = Any  # of `ModelKind`: all of them fit, predict and say what holds
 
+AUTO = "auto"
 HELD = (
     "a share of {:g} of the records, by hash, is held out, and figures on those cost each no more than the "
     "training costs the others (parallel composition)"
@@ -55,6 +56,7 @@ class ModelKind:
         return self.estimator(target_bounds=(target.low, target.high))
 
 
+LARGE = 2**21  # records, beyond which the default is linear: such a model takes no memory a record
 _SHAPES, _TREES = {"auto": SolverMethod(shapes_only)}, {"auto": SolverMethod(additive)}
 LABELS = {
     "logistic": ModelKind(LogisticRegression, CLASSIFIERS, kind="logistic"),
@@ -84,7 +86,7 @@ class TrainingJob:
     delta: float
     budget_column: str | None = None
     adjacency: Adjacency | None = None  # that of the ledger, or add-remove
-    model: str | None = None  # a name of `LABELS` or `NUMBERS`; the first that suits the target
+    model: str | None = None  # a name of `LABELS` or `NUMBERS`; None or "auto" chooses by public facts
     method: str = "auto"
     records: int | None = None
     ledger: Path | None = None  # a new one beside the model
@@ -98,6 +100,7 @@ class TrainingJob:
     user: str | None = None  # the column that says whose record it is: whole people are protected
     rows: int = 1  # that are kept of a person
     holdout: float = 0.0  # the share of the records that is not learnt from
+    large: bool = False  # whether there are more than `LARGE` records
 
     @property
     def budget(self) -> Budget:
@@ -110,12 +113,25 @@ class TrainingJob:
     def kind(self) -> tuple[str, ModelKind]:
         """Return the name of the model that is asked for, and what is known of it."""
         made = LABELS if isinstance(self.schema.target, Categorical) else NUMBERS
-        name = next(iter(made)) if self.model is None else self.model
-        if name not in made:
+        if self.model in (None, AUTO):
+            named = self.method != AUTO or self.delta == 0  # methods by name are those of linear models
+            name = next(iter(made)) if named or self.why_linear else "boosted"
+            return name, made[name]
+        if self.model not in made:
             raise InvalidValue(
-                f"--model must be one of {list(made)} for target {self.schema.target.name!r}, got {name!r}"
+                f"--model must be one of {[AUTO, *made]} for target {self.schema.target.name!r}, got "
+                f"{self.model!r}"
             )
-        return name, made[name]
+        return self.model, made[self.model]
+
+    @property
+    def why_linear(self) -> str:
+        """Return why the default is linear, where an option or the number of records makes it so, or ""."""
+        if self.model not in (None, AUTO):
+            return ""
+        if self.formats or self.budget_column is not None:
+            return f"linear: {'--format' if self.formats else '--budget-column'} needs it"
+        return f"linear: there are more than {LARGE:,} records" if self.large else ""
 
     @property
     def split(self) -> bool:

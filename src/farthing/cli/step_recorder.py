@@ -9,6 +9,7 @@ import numpy as np
 
 from farthing.errors import BudgetSpent
 from farthing.ledger.ledger import Ledger
+from farthing.linear.additive.sums import Whole
 from farthing.linear.methods.privgene import NoisyTop
 from farthing.linear.problem import Problem
 from farthing.queries.mechanisms import Laplace, Mechanism, NoisyMax
@@ -47,7 +48,10 @@ class StepRecorder:
             raise BudgetSpent(f"{ledger.budget} does not allow a single step of {self.name!r}")
 
     def _note(self, query: Query, w: Any, answer: Answer) -> None:
-        what = type(query.contribution).__name__.removeprefix("Linear").lower()
+        asked = query.contribution
+        while isinstance(asked, Whole):
+            asked = asked.contribution
+        what = type(asked).__name__.removeprefix("Linear").removeprefix("Group").lower()
         kind = what, drawn(query.sampler), type(query.mechanism).__name__
         self.asked.setdefault(kind, Asked()).add(query)
 

@@ -98,8 +98,9 @@ def train(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Of labels: logistic, svm, additive or boosted. Of numbers: linear, huber, quantile, "
-            "poisson, additive or boosted.",
+            help="auto, the default: boosted, or linear where the budget is small or another option needs "
+            "it. Of labels: logistic, svm, additive or boosted. Of numbers: linear, huber, quantile, poisson, "
+            "additive or boosted.",
         ),
     ] = None,
     method: Annotated[

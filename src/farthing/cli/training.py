@@ -23,7 +23,7 @@ from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, RdpFilte
 from farthing.accounting.personal import PersonalBudgets
 from farthing.budget import Adjacency, Budget, Guarantee, Unit
 from farthing.cli import export, measuring, outputs
-from farthing.cli.job import Estimator, TrainingJob
+from farthing.cli.job import LARGE, Estimator, TrainingJob
 from farthing.cli.step_recorder import StepRecorder, Watch
 from farthing.data import table_files
 from farthing.data.columns import Categorical
@@ -73,6 +73,9 @@ def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | Non
     if job.records is None:
         table_files.filled(job.table, kept)
     job, records = job.sized(kept), job.records or kept  # a private number stays private
+    if records > LARGE:
+        job = replace(job, large=True)
+        estimator, method, recorder, settings = _prepared(job)
     test = table_files.held_out(job.test, job.table, job.schema, job.csv)
     with ExitStack() as resources:
         ledger = resources.enter_context(_existing(job))
@@ -104,7 +107,7 @@ def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | Non
             **outputs.stamped(estimator.privacy_),
             **_levels(estimator),
             "trained": name,
-            **_choice(estimator),
+            **_choice(job, estimator),
             "method": job.method,
             "settings": settings,
             "steps": estimator.n_iter_,
@@ -142,6 +145,7 @@ def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | Non
 
 def rehearse(job: TrainingJob, records: int) -> dict[str, Any]:
     """Trains on made-up rows, charged to a ledger in memory like the real one; returns price and noise."""
+    job = replace(job, large=(job.records or records) > LARGE)
     asked, job = job, job.per_record()
     estimator, method, recorder, settings = _prepared(job)
     job = job.sized(records)
@@ -160,7 +164,7 @@ def rehearse(job: TrainingJob, records: int) -> dict[str, Any]:
         },
         **_levels(estimator),
         "trained": job.kind[0],
-        **_choice(estimator),
+        **_choice(job, estimator),
         "method": job.method,
         "settings": settings,
         "steps": estimator.n_iter_,
@@ -228,9 +232,10 @@ def _fitted(estimator: Estimator, X: Any, y: Any, people: Array | None) -> None:
     estimator.fit(X, y, **({} if people is None else {"budgets": people}))
 
 
-def _choice(estimator: Estimator) -> dict[str, str]:
-    """Return which model was trained and why, where public numbers chose."""
-    return {"choice": estimator.choice_} if hasattr(estimator, "choice_") else {}
+def _choice(job: TrainingJob, estimator: Estimator) -> dict[str, str]:
+    """Return which model was trained and why, where public numbers or other options chose."""
+    choice = job.why_linear or getattr(estimator, "choice_", "")
+    return {"choice": choice} if choice else {}
 
 
 def _first_step_only(step: Step, ledger: Ledger) -> bool:

@@ -83,7 +83,7 @@ Array = NDArray[np.float64]
 
 NORMS, MOMENTS, CROWDS, INSIDE, COUNTS, LENGTH, MISFIT = (
     0.01,
-    0.12,
+    0.06,
     0.005,
     0.01,
     0.035,
