@@ -99,8 +99,8 @@ def train(
         typer.Option(
             metavar="NAME",
             help="auto, the default: boosted, or linear where the budget is small or another option needs "
-            "it. Of labels: logistic, svm, additive or boosted. Of numbers: linear, huber, quantile, poisson, "
-            "additive or boosted.",
+            "it. Of labels: logistic, svm, additive or boosted. Of numbers: linear, huber, quantile, "
+            "poisson, additive or boosted.",
         ),
     ] = None,
     method: Annotated[

@@ -125,3 +125,5 @@ def test_within_a_group_coordinates_of_more_noise_are_shortened_more():
     seen = f * theta + np.sqrt(left) * rng.normal(size=theta.shape)
     best = (seen * theta).sum(axis=0) / np.square(seen).sum(axis=0)
     np.testing.assert_allclose(found.shrunk(1.0)[here] / found.found[here], best, atol=0.02)
+    found.residue.noise[here, 2, 2] -= 0.999 * left * found.count**2  # then weights are short, not noisy
+    np.testing.assert_array_equal(found.shrunk(1.0), found.found)

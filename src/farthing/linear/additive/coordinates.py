@@ -110,7 +110,7 @@ class Coordinates:
     """Weights in linear coordinates and groups, each with a share of its variance, and the steps in them.
 
     ``part`` is what all steps cost of μ²; ``covariance`` that of the linear coordinates, or None if it is not
-    known; ``variances`` are those of the groups' coordinates, ``lines`` those that linear ones begin with (1).
+    known; ``variances`` are those of the groups' coordinates, ``lines`` those that linear ones begin with.
     """
 
     def __init__(
