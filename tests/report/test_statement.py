@@ -275,6 +275,13 @@ def test_a_banner_has_the_colour_of_its_epsilon(full, epsilon, tone, factor):
     assert band(epsilon)[1].split(":")[0] in first
 
 
+@pytest.mark.parametrize(("delta", "tone", "word"), [(1e-5, "care", "large"), (1e-3, "weak", "too large")])
+def test_a_banner_has_the_colour_of_its_delta(full, delta, tone, word):
+    first = page(replace(full, guarantee=replace(full.guarantee, delta=delta))).split('class="banner ')[1]
+    assert first.startswith(f'{tone}"')
+    assert f"That is {word}. From 1 on" in first.split("</section>")[0]
+
+
 def test_a_ledger_in_memory_is_not_said_to_be_on_disk(full, tmp_path):
     assert not full.durable
     assert "on disk" not in page(full)

@@ -113,6 +113,7 @@ def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | Non
             "steps": estimator.n_iter_,
             "records": records,
             "rows_per_person": asked.rows if asked.user is not None else None,
+            **({"user_column": asked.user} if asked.user is not None else {}),
             "features": job.schema.width,
             "partial": recorder.stopped,
             **({"unmeasured": measuring.UNPAID} if held is not None and measured is None else {}),
@@ -186,8 +187,11 @@ def _spent(asked: TrainingJob, ledger: Ledger) -> Guarantee:
     if asked.user is None:
         return spent
     mu = asked.rows * measuring.paid_mu(ledger)
-    epsilon = gaussian.epsilon(mu, asked.delta) if mu else 0.0
-    return replace(spent, epsilon=min(epsilon, asked.budget.epsilon), unit=Unit.USER)
+    epsilon = min(gaussian.epsilon(mu, asked.delta) if mu else 0.0, asked.budget.epsilon)
+    lifted = composition.per_person(spent, asked.budget, asked.rows)
+    stopped = f"if it depended on the answers, epsilon {asked.budget.epsilon:g} holds"  # the whole budget's
+    note = f"valid only if the stopping time was fixed in advance; {stopped}"
+    return replace(lifted, epsilon=epsilon, note=note)
 
 
 def _people(job: TrainingJob) -> Array | None:

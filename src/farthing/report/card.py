@@ -15,7 +15,7 @@ from typing import Any
 
 from farthing.errors import InvalidValue, Unsupported
 from farthing.report.reading import guarantee
-from farthing.report.statement import band, upwards
+from farthing.report.statement import strength, upwards
 from farthing.report.subject import Declared
 from farthing.report.words import number, percent, plain
 
@@ -49,6 +49,7 @@ def card(told: Mapping[str, Any]) -> str:
     )
     rows = [f"| {_text(name)} | {role} | {_text(what)} |" for name, role, what in declared.rows()]
     people = told.get("rows_per_person")
+    by = f" (column {_text(declared.user_column)})" if declared.user_column else ""
     facts = {
         "Guarantee": f"**{size}**",
         "Neighbours": f"{said.adjacency}, per {said.unit}",
@@ -56,7 +57,7 @@ def card(told: Mapping[str, Any]) -> str:
         "Accounting": f"{said.accountant}: {_text(said.theorem)}",
         "Assumptions": _text(said.note) or "none beside what is declared public",
         "Records": f"{int(told['records']):,}"
-        + ("" if people is None else f", at most {int(people):,} of a person"),
+        + ("" if people is None else f", at most {int(people):,} of a person{by}"),
         "Method": f"{_text(told['method'])}, {int(told['steps']):,} steps",
         "Ledger": f"`{plain(told.get('ledger') or 'in memory')}`",
         "Date": plain(told["date"], 40),
@@ -69,7 +70,7 @@ def card(told: Mapping[str, Any]) -> str:
             f"# {_text(declared.target['name'])}",
             "",
             "A linear model, trained under differential privacy. "
-            + (band(said.epsilon)[1] if finite else ""),
+            + (strength(said, int(told["records"]))[1] if finite else ""),
             "",
             "## Model details",
             "",

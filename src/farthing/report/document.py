@@ -14,7 +14,7 @@ import farthing
 from farthing.report import pictures
 from farthing.report.drawing import STYLE, table
 from farthing.report.pictures import Picture
-from farthing.report.statement import Item, Tone, band, headline, statement, upwards
+from farthing.report.statement import Item, Tone, headline, statement, strength, upwards
 from farthing.report.subject import FederatedRun, Subject
 from farthing.report.words import escape, number, percent, plain
 
@@ -194,7 +194,7 @@ def _banner(subject: Subject) -> str:
         return _box(Tone.ALARM, "NO PRIVACY GUARANTEE", why)
     size = f"({upwards(said.epsilon)}, {number(said.delta)})-differential privacy"
     whom = f"{said.adjacency}, per {said.unit}, against {said.observer}"
-    tone, reason = band(said.epsilon)
+    tone, reason = strength(said, subject.records)
     boxes = _box(tone, size, f"{reason} It holds under {whom}: read below what each word means.")
     if subject.declared is not None and not subject.declared.checked_by:
         boxes += _box(Tone.CARE, "Unchecked schema", _UNCHECKED)
@@ -250,11 +250,12 @@ def _declared(subject: Subject) -> str:
         f"<tr>{''.join(f'<td>{escape(cell, 2_000)}</td>' for cell in row)}</tr>" for row in declared.rows()
     )
     people = declared.rows_per_person
+    by = f"; the column {declared.user_column} says whose they are" if declared.user_column else ""
     facts = [
         ("Schema", f"{declared.source}; checked by {declared.checked_by or 'nobody who is named'}"),
         ("SHA-256 of the schema, as the model file holds it", declared.sha256),
         ("Records", "not told" if subject.records is None else f"{subject.records:,}"),
-        ("Records of a person", "not limited" if people is None else f"at most {people:,} are kept"),
+        ("Records of a person", "not limited" if people is None else f"at most {people:,} are kept{by}"),
         ("Model file", declared.model or "not told"),
         ("SHA-256 of the model file", declared.model_sha256 or "not told"),
     ]

@@ -60,8 +60,8 @@ def burned(subject: Subject) -> Picture | None:
     drawn.across(limit, "limit")
     title = "The budget, answer by answer"
     caption = (
-        f"After {answers:,.0f} answers ε is {upwards(points[-1][1])} of {upwards(limit)}, at "
-        f"δ = {number(subject.guarantee.delta)}. Nothing is released beyond the line."
+        f"After {answers:,.0f} answer{'s' * (answers != 1)} ε is {upwards(points[-1][1])} of "
+        f"{upwards(limit)}, at δ = {number(subject.guarantee.delta)}. Nothing is released beyond the line."
     )
     return Picture(
         title,

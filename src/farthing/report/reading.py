@@ -264,7 +264,7 @@ def _tight(subject: Subject) -> Callable[["Counter[Event]"], float]:
 
 
 def _filtered(subject: Subject) -> Callable[["Counter[Event]"], float]:
-    rule, costs = subject.rule, dict[Event, Totals]()
+    rule, costs, people = subject.rule, dict[Event, Totals](), _people(subject)
 
     def price(counted: "Counter[Event]") -> float:
         totals = rule.start()
@@ -272,9 +272,19 @@ def _filtered(subject: Subject) -> Callable[["Counter[Event]"], float]:
             if event not in costs:
                 costs[event] = rule.add(rule.start(), event)
             totals = [total + count * cost for total, cost in zip(totals, costs[event], strict=True)]
+        if isinstance(rule, GdpFilter):  # whose totals are μ², and k records have k μ
+            totals = [people**2 * total for total in totals]
         return rule.epsilon(totals)
 
     return price
+
+
+def _people(subject: Subject) -> int:
+    """Return how many records a person has at most where the guarantee is a person's, and charges are not."""
+    declared = subject.declared
+    if declared is None or subject.guarantee.unit is not Unit.USER or subject.budget.unit is Unit.USER:
+        return 1
+    return declared.rows_per_person or 1
 
 
 def curve(subject: Subject) -> Points:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from farthing.accounting import personal
+from farthing.accounting import gaussian, personal
+from farthing.accounting.composition import THEOREM as GROUPS
+from farthing.accounting.filters import GdpFilter
 from farthing.accounting.personal import PersonalFilter
 from farthing.budget import Adjacency, Guarantee, Observer, Unit
 from farthing.ledger.books import FLOATS, SEEDED
@@ -96,6 +98,16 @@ def band(epsilon: float) -> tuple[Tone, str]:
     if epsilon <= 10:
         return Tone.CARE, "That is a usual size in practice (ε from 1 to 10), and not strong."
     return Tone.WEAK, "That is weak: beyond ε = 10 the bound says little about what is hidden."
+
+
+def strength(said: Guarantee, records: int | None) -> tuple[Tone, str]:
+    """Return how strong a guarantee is and why, by its ε, and by δ times the records where that is large."""
+    tone, reason = band(said.epsilon)
+    share = said.delta * (records or 0)
+    if share < _MUCH:
+        return tone, reason
+    worse = Tone.WEAK if share >= 1 else max(tone, Tone.CARE, key=list(Tone).index)
+    return worse, f"{reason} {_large(share)}"
 
 
 def weaknesses(epsilon: float, delta: float, records: int | None) -> list[str]:
@@ -193,7 +205,16 @@ _ACCOUNTANTS = {
 
 
 def _unit(subject: Subject) -> Item:
-    return Item("Who is protected", _UNITS[subject.guarantee.unit][0], (_UNITS[subject.guarantee.unit][1],))
+    said, (value, meaning) = subject.guarantee, _UNITS[subject.guarantee.unit]
+    rows = None if subject.declared is None else subject.declared.rows_per_person
+    if said.unit is not Unit.RECORD or rows is None or not isinstance(subject.rule, GdpFilter):
+        return Item("Who is protected", value, (meaning,))
+    epsilon = gaussian.epsilon(rows * subject.rule.mu, said.delta)
+    kept = (
+        f"At most {rows:,} records of a person were kept, as privacy.json says. For all records of a person "
+    )
+    kept += f"together ε is {upwards(epsilon)}, at the same δ ({GROUPS})."
+    return Item("Who is protected", value, (meaning, kept), Tone.CARE)
 
 
 def _adjacency(subject: Subject) -> Item:
@@ -219,14 +240,11 @@ def _size(subject: Subject) -> Item:
         + f" Somebody who guesses at even odds {question.format(unit=unit)} is right at most "
         f"{percent(guess(said))} of the time, whatever the method."
     ]
-    tone, reason = band(said.epsilon)
-    meaning.append(reason)
+    tone, _ = strength(said, subject.records)
+    meaning.append(band(said.epsilon)[1])
     meaning.extend(_personal(subject))
     if said.delta and subject.records:
-        share = said.delta * subject.records
-        if share >= _MUCH:
-            tone = Tone.WEAK if share >= 1 else max(tone, Tone.CARE, key=list(Tone).index)
-        meaning.append(_large(share))
+        meaning.append(_large(said.delta * subject.records))
     if subject.budget.epsilon > 1.001 * said.epsilon or subject.share < 0.9999:
         meaning.append(
             f"The ledger allows ε = {number(subject.budget.epsilon)} and δ = {number(subject.budget.delta)} "

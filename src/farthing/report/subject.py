@@ -80,6 +80,8 @@ class Declared:
         Whether the number of records was declared, not counted.
     rows_per_person : int, optional
         How many records of a person were kept at most; None where that is not limited.
+    user_column : str
+        The column that says whose a record is; empty where there is none.
     model, model_sha256 : str
         The model file, and its hash.
 
@@ -97,6 +99,7 @@ class Declared:
     target: Mapping[str, Any]
     records_declared: bool = False
     rows_per_person: int | None = None
+    user_column: str = ""
     model: str = ""
     model_sha256: str = ""
 
@@ -113,6 +116,7 @@ class Declared:
             target={**public["target"], "name": str(public["target"]["name"])},
             records_declared=public.get("records_declared", False) is True,
             rows_per_person=None if rows is None else int(rows),
+            user_column=str(told.get("user_column", "")),
             model=str(told.get("model", "")),
             model_sha256=str(told.get("sha256", {}).get("model", "")),
         )
