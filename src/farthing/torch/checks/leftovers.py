@@ -200,7 +200,8 @@ def _walk(roots: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _foreign(cls: type) -> bool:
-    return not cls.__module__.startswith(("torch.", "builtins", "abc", "typing", *_OPAQUE))
+    home: Any = cls.__module__  # of a metaclass in C a descriptor
+    return isinstance(home, str) and not home.startswith(("torch.", "builtins", "abc", "typing", *_OPAQUE))
 
 
 def _opaque(thing: Any) -> bool:
