@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting.rdp import rdp_privacy_accountant as peer
@@ -352,3 +353,12 @@ def test_a_choice_on_a_batch_costs_no_less_than_the_exact_divergence_and_less_th
     assert price == pytest.approx(pure / 4, rel=1e-3)
     with pytest.raises(Unsupported):
         RdpFilter(Budget(1.0, 1e-6, "replace-one")).cost(PoissonEvent(0.1, BoundedRangeEvent(0.5)))
+
+
+@pytest.mark.parametrize("epsilon", [*np.geomspace(1e-9, 30, 60), 0.00013047261628956034, 9.99e-4, 1e-3])
+def test_the_mu_of_a_pure_answer_is_not_below_the_truth(epsilon):
+    """μ >= 2 Φ⁻¹(e^ε / (1 + e^ε)), in 60 digits; the difference is what `tolerance` allows a cost."""
+    with mpmath.workdps(60):
+        found = math.sqrt(GdpFilter(Budget(1.0, 1e-6)).cost(PureEvent(float(epsilon)))[0])
+        truth = 2 * mpmath.sqrt(2) * mpmath.erfinv(mpmath.tanh(mpmath.mpf(float(epsilon)) / 2))
+        assert -1e-15 <= float(mpmath.mpf(found) / truth - 1) <= 5e-8

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 from sklearn.dummy import DummyClassifier
+from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import KFold, StratifiedKFold
 
 import farthing as ft
 from farthing.accounting.filters import BasicFilter, GdpFilter, RdpFilter, ZcdpFilter
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
+from farthing.linear import selection
 from farthing.linear.budget_schedule import choice_epsilon
 from farthing.linear.selection import _ONE, Folds, Held, PrivateScore, _Values, choose, equal_part
 from farthing.noise.lattice import SeededStream
@@ -29,7 +31,7 @@ class Says:
     def predict(self, X):
         if self.ledger is not None:
             self.seen.append(self.ledger.share)
-        return self.answers
+        return self.answers[X[:, 0].astype(int)]
 
 
 NO, YES = Says(np.zeros(200, int)), Says(np.ones(200, int))
@@ -87,10 +89,10 @@ class TestScore:
         model, score = Says(Y, ledger), PrivateScore(ledger, part.epsilon, part.delta, records=200)
         for _ in range(4):
             score(model, X, Y)
-        assert model.seen == pytest.approx([0.25, 0.5, 0.75, 1.0])
+        assert sorted(set(model.seen)) == pytest.approx([0.25, 0.5, 0.75, 1.0])
         with pytest.raises(BudgetSpent):
             score(model, X, Y)
-        assert len(model.seen) == 4
+        assert len(set(model.seen)) == 4
 
     def test_a_record_counts_for_one_at_most_and_nan_for_nothing(self):
         def wild(true, predicted):
@@ -181,7 +183,7 @@ class TestChoose:
         choose([model, model], X, Y, ledger)
         with pytest.raises(BudgetSpent):
             choose([model], X, Y, ledger)
-        assert model.seen == [1.0, 1.0]
+        assert set(model.seen) == {1.0}
 
     def test_under_basic_composition_it_costs_its_epsilon(self):
         """One ε-DP choice, however small the δ of its part: nothing is lost to a conversion."""
@@ -256,3 +258,23 @@ class TestFolds:
     def test_at_least_two(self, splits):
         with pytest.raises(InvalidValue):
             Folds(splits)
+
+
+def test_labels_that_hang_on_last_bits_are_predicted_alike_beside_other_rows(monkeypatch):
+    """Rows on the border of a public model: which side they are on depends on how many are multiplied."""
+    rng, d, n = np.random.default_rng(0), 64, 300
+    model = LogisticRegression()
+    model.coef_, model.intercept_, model.classes_ = rng.normal(size=(1, d)), np.zeros(1), np.array([0, 1])
+    w, X = model.coef_[0], rng.normal(size=(n, d))
+    for _ in range(3):
+        X = X - np.outer(X @ w / (w @ w), w)
+    y, places = np.ones(n, dtype=int), rng.integers(0, 256, n)  # each record's own, whoever else is there
+    values, bound = selection._Values((model,), None), ft.ClipValue(0.0, 1.0)
+
+    def hits(kept):
+        monkeypatch.setattr(selection, "drawn_places", lambda count, _: places[kept])
+        return values.bounded_sum(selection.Held(X[kept], y[kept]), None, bound)[0]
+
+    whole = hits(np.arange(n))
+    assert 0 < whole < n
+    assert max(abs(whole - hits(np.delete(np.arange(n), place))) for place in range(n)) <= 1

@@ -11,6 +11,7 @@ import pytest
 
 import farthing as ft
 from farthing.budget import Adjacency
+from farthing.cli import measuring
 from farthing.data.tables import Features, Table
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.federated.evaluation import Evaluation
@@ -188,6 +189,7 @@ def cases():
         Case(privgene.Advantages(logistic, FEATURES), w=CANDIDATES),
         Case(baselines.Counts(2)),
         Case(_Values((Predicts(1), Predicts(-1)), None), Held(X, Y)),
+        Case(measuring._Figures(None, lambda model, X, y: X), Rows(X, Y)),
         Case(_Values((Predicts(1),), lambda y, p: 1e9 * (p - y)), Held(X, WILD)),
         Case(cells.Cells(2, 3), Rows(CODES)),
         Case(cells.Sums(3, -1.0, 2.0), Rows(CODES[:, 0], NUMBERS)),

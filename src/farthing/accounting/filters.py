@@ -284,7 +284,7 @@ class GdpFilter(Additive):
 
 
 def _mu_of_pure(epsilon: float) -> float:
-    if epsilon < 1e-4:  # Φ(x) - 1/2 >= (x - x³/6) / √(2π), and tanh(ε/2) <= ε/2
+    if epsilon < 1e-3:  # Φ(x) - 1/2 >= (x - x³/6) / √(2π), and tanh(y) <= y - y³/3 + 2y⁵/15
         return epsilon * math.sqrt(math.pi / 2) * (1 + 1e-8)
     return float(-2 * ndtri_exp(-epsilon - math.log1p(math.exp(-epsilon)))) * (1 + 1e-12)
 

@@ -120,13 +120,13 @@ def rounds(at: Integers) -> Iterator[Integers]:
     """Yield the first member of every place, then the second, and so on."""
     order = np.argsort(at, kind="stable")
     ranks = np.arange(len(at)) - np.searchsorted(at[order], at[order])
-    for rank in range(int(ranks.max(initial=-1)) + 1):
-        yield order[ranks == rank]
+    if len(at):
+        yield from np.split(order[np.argsort(ranks, kind="stable")], np.cumsum(np.bincount(ranks))[:-1])
 
 
-def drawn_places(count: int) -> Integers:
+def drawn_places(count: int, places: int = PLACES) -> Integers:
     """Return a secret place for each record."""
-    return Stream().uniform_below(PLACES, count)
+    return Stream().uniform_below(places, count)
 
 
 def placed(table: Table) -> Iterator[Table | WeightedTable]:

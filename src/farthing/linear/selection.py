@@ -26,7 +26,8 @@ up to the record in which they differ. `Folds` puts every record into a fold by 
 that under every adjacency; scikit-learn's `KFold` (by place) does so under replace-one and zero-out only,
 where no other record moves up, and a stratified split, the default for classifiers, under none: a label
 decides where others go. A row stands for one unit of the budget. Models must predict row by row, as
-scikit-learn's do.
+scikit-learn's do but for their last bits, on which a label may hang: rows are predicted in batches of one
+size, each at a secret place (`farthing.data.weighted` has the theorem).
 """
 
 import math
@@ -41,6 +42,7 @@ from farthing import validate
 from farthing.accounting import gaussian, zcdp
 from farthing.accounting.filters import BasicFilter, GdpFilter, ZcdpFilter
 from farthing.budget import Budget
+from farthing.data.weighted import drawn_places, rounds
 from farthing.errors import InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
 from farthing.linear.budget_schedule import choice_epsilon, gaussian_mu, noise_of
@@ -57,6 +59,7 @@ Value = Callable[[Any, Any], Any]  # (true targets, predictions) -> one number i
 
 _ROUNDED = 1 - 1e-9  # so that parts, added up in floats, still fit
 _ONE = ClipValue(0.0, 1.0)
+_PLACES = 256  # rows that are predicted at once
 
 
 def equal_part(ledger: Ledger, times: int) -> Budget:
@@ -230,12 +233,29 @@ class _Values:
 
     def _of(self, model: Any, records: Held, bound: ClipValue) -> Array:
         # estimators predict nothing for nobody; a value that does not fit shows there all the same
-        predicted = np.asarray(model.predict(records.X)) if len(records) else records.y
+        predicted = _predicted(model, records) if len(records) else records.y
         found = _right(records.y, predicted) if self.value is None else self.value(records.y, predicted)
         each = np.asarray(found, dtype=np.float64)
         if each.shape != records.y.shape:
             raise InvalidValue(f"value must give one number a record, got {each.ndim} dimensions")
         return summed(bound.apply, each[:, None])
+
+
+def _predicted(model: Any, records: Held) -> NDArray[Any]:
+    """Return what a model predicts of all rows, each at a secret place among others of one public number.
+
+    A place that no row has is filled by one that is there, whose prediction is not looked at.
+    """
+    at, order, parts = drawn_places(len(records), _PLACES), list[Any](), list[Any]()
+    for members in rounds(at):
+        places = np.full(_PLACES, members[0])
+        places[at[members]] = members
+        found = np.asarray(model.predict(records.take(places).X))
+        if found.shape[:1] != (_PLACES,):
+            raise InvalidValue("a model must predict one number or label a row")
+        order.append(members)
+        parts.append(found[at[members]])
+    return np.asarray(np.concatenate(parts)[np.argsort(np.concatenate(order))])
 
 
 def _right(y: NDArray[Any], predicted: NDArray[Any]) -> Any:

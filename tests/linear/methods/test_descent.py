@@ -36,6 +36,7 @@ from farthing.linear.methods.descent import (
     generalised,
 )
 from farthing.linear.problem import Problem
+from farthing.noise import native
 from farthing.noise.lattice import SeededStream
 
 RNG = np.random.default_rng(0)
@@ -191,11 +192,28 @@ def test_one_record_moves_the_moments_by_their_bound_at_most(gram):
 
 def test_norms_count_every_row_once():
     grid = 2.0 ** -np.arange(6.0)
-    rows = np.array([[0.0], [5.0], [1.0], [0.6], [0.5], [0.26], [1e-9], [1e300]])
+    rows = np.array([[0.0], [5.0], [1.0], [0.71], [0.5], [0.26], [1e-9], [1e300]])
     counts = Norms(1, grid).bounded_sum(Table(rows), None, ft.ClipNorm(1.0))
-    assert counts.sum() == len(rows)
-    assert counts[0] == 3  # 5, 1 and .6: above the second edge
+    assert counts.sum() == pytest.approx(len(rows))
+    # 5, 1 and 0.71 lie above the middle of the first cell, 0.5 at an edge; 0, 1e-9 and a blank row below all
+    np.testing.assert_allclose(counts[[0, -1]], [3.5, 3])
     assert not Norms(1, grid).bounded_sum(Table(np.empty((0, 1))), None, ft.ClipNorm(1.0)).any()
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_last_bits_of_norms_move_no_record_from_one_cell_to_another(quick, monkeypatch):
+    """Norms at an edge, computed by other code or beside other rows, were counted elsewhere."""
+    d, rng = 64, np.random.default_rng(0)
+    rows = rng.uniform(0.1, 1.0, size=(1000, d))
+    rows *= (np.sqrt(d) * module.GRID[3] / np.linalg.norm(rows, axis=1))[:, None]
+    norms, bound = Norms(d, np.sqrt(d) * module.GRID), ft.ClipNorm(1.0)
+    whole = norms.bounded_sum(Table(rows), None, bound)
+    if quick:  # as in a process that has not loaded them yet
+        monkeypatch.setattr(native, "_loaded", None)
+        monkeypatch.setattr(native, "_tried", True)
+    for place in (0, 500, 999):
+        part = norms.bounded_sum(Table(np.delete(rows, place, 0)), None, bound)
+        assert np.linalg.norm(whole - part) <= 1 + 1e-9
 
 
 @pytest.mark.parametrize("epsilon", [1e-6, 1e-3])

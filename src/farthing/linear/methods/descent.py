@@ -2,8 +2,8 @@
 
 All releases are Gaussian and full-batch, so that the budget divides exactly: shares of μ² (`SHARES`) go to
 
-1. a histogram of row norms on a public grid, one cell a record: the median's cell gives the typical norm r
-   (left out, with its share, where rows have norm 1 anyway);
+1. a histogram of row norms on a public grid, two neighbouring cells a record: the median's cell gives the
+   typical norm r (left out, with its share, where rows have norm 1 anyway);
 2. means and second moments of rows u = x/r shrunk to norm 1: one symmetric matrix Σ [u uᵀ, αu/√2; αuᵀ/√2, 0],
    each term of Frobenius norm at most √(1+α²). They centre and scale the features, as far as they stand out
    of the noise, and tell directions of large variance, along which steps are shortened, and of small
@@ -296,7 +296,12 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """The number of rows with norms in each cell of a descending grid: one cell a record."""
+    """The number of rows with norms in each cell of a descending grid: each in two cells at most, 1 in all.
+
+    A record is divided between the two cells whose middles (of logarithms) its norm lies between. Were it
+    counted in one cell, the last bits of norms would decide where records go whose norms lie at an edge, and
+    one record more, which changes how others are computed, would move many of them.
+    """
 
     width: int
     grid: Array
@@ -307,19 +312,32 @@ class Norms:
         return (len(self.grid),)
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
-        counts, features = np.zeros(len(self.grid)), Features(self.width, intercept=0.0)
+        total, features = Sum(len(records), self.shape), Features(self.width, intercept=0.0)
         raw = records.raw(features) if type(records) is Table else None
         parts: Iterable[tuple[Array, Array | None]]
         if raw is not None and raw.places is None:
             norm = raw.factors[2]
-            parts = ((norm[part], None) for part in slices(len(norm)))
+            parts = ((norm[part], None) for part in slices(len(norm), min(2**16, total.rows)))
         else:
             parts = ((block.norm, block.weight) for block in records.blocks(features))
         for norms, weight in parts:
-            cells = np.searchsorted(-self.grid, -norms, side="right") - 1
-            cells = np.clip(cells, 0, len(self.grid) - 1)
-            counts += np.bincount(cells, weights=weight, minlength=len(self.grid))
-        return counts * min(1.0, bound.clip)
+            total.add(self._divided(norms, 1.0 if weight is None else weight), len(norms))
+        return total.value * min(1.0, bound.clip)
+
+    def _divided(self, norms: Array, weight: Any) -> Array:
+        """Return what rows of these norms add to every cell; cell k lies between edges k and k + 1."""
+        last = len(self.grid) - 1
+        edges = np.append(self.grid, self.grid[-1] ** 2 / self.grid[max(last - 1, 0)])
+        with np.errstate(divide="ignore"):  # of a blank row
+            place = np.interp(-np.log(norms), -np.log(edges), np.arange(len(edges)))
+        place = np.clip(place - 0.5, 0.0, last)
+        lower = place.astype(np.int64)
+        upper, share = np.minimum(lower + 1, last), place - lower
+        below, above = (
+            np.bincount(cells, weight * part, len(self.grid))
+            for cells, part in ((lower, 1 - share), (upper, share))
+        )
+        return np.asarray(below + above)
 
 
 @dataclass(frozen=True, slots=True)
