@@ -51,7 +51,15 @@ def test_counting_is_paid_for_out_of_the_same_norm():
     rows = torch.tensor([[1.0, 0.0], [3.0, 4.0], [math.nan, 0.0], [0.0, 2.0]])
     gradient, count = bound.read(plain_sum(rows, bound))
     assert gradient.tolist() == pytest.approx([1.0 + 1.2, 1.6 + 2.0])
-    assert count == pytest.approx(3 * 0.5 - 0.5)
+    assert count == pytest.approx(2 * 0.5 - 0.5)  # and 0 for the gradient that is as long as the clip
+
+
+def test_last_bits_of_a_norm_at_the_clip_do_not_decide_what_is_counted():
+    bound, clip = ClipCounted(2.0, share=0.04), torch.tensor(2.0)
+    norms = torch.stack([torch.nextafter(clip, clip + side) for side in (-1, 1)])
+    below, above = (float(bound.extras(each[None], None, clip)) for each in norms)
+    assert abs(below - above) < 1e-5 * bound.unit
+    assert float(bound.extras(torch.tensor([1.0, 3.0, 9.0]), None, clip)) == pytest.approx(-0.5 * bound.unit)
 
 
 def test_stretches_move_noise_between_layers():
