@@ -250,6 +250,13 @@ class TestFolds:
         for train, held in Folds(3).split(X, Y, groups):
             assert not set(groups[train]) & set(groups[held])
 
+    @pytest.mark.parametrize("odd", [None, 3, float("nan"), [1], ("a", 1)])
+    def test_a_group_without_a_name_is_one_records_matter(self, odd):
+        groups = [f"person {place // 5}" for place in range(199)] + [odd]
+        for train, held in Folds(3).split(X, Y, groups):
+            names = np.array(groups[:-1])
+            assert not set(names[train[train < 199]]) & set(names[held[held < 199]])
+
     def test_thrown_anew(self):
         folds = Folds(2)
         assert (folds_of(folds, X, Y) != folds_of(folds, X, Y)).any()

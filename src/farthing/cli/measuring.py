@@ -25,6 +25,7 @@ from farthing.accounting import gaussian
 from farthing.accounting.filters import GdpFilter, RdpFilter, ZcdpFilter
 from farthing.data import table_files
 from farthing.ledger.ledger import Ledger
+from farthing.linear.selection import Held, placed_predictions
 from farthing.noise.summing import Sum
 from farthing.queries.bounds import ROWS, ClipNorm
 from farthing.queries.events import GaussianEvent
@@ -130,7 +131,7 @@ def _hits(estimator: Any, X: Array, y: Array) -> Array:
     rows = np.zeros((len(y), 1 + len(estimator.classes_)))
     if len(y):
         labels = y.astype(np.int64)
-        rows[:, 0] = estimator.predict(X) == estimator.classes_[labels]
+        rows[:, 0] = placed_predictions(estimator, Held(X, y)) == estimator.classes_[labels]
         rows[np.arange(len(y)), 1 + labels] = 1.0
     return rows * good[:, None]
 

@@ -112,11 +112,24 @@ class Folds:
         if groups is None:
             fold = self.stream.uniform_below(self.splits, arrays.length(X))
         else:
-            said = "groups must be names of one kind, one a row"
-            names, member = arrays.attempt(lambda: np.unique(groups, return_inverse=True), said=said)
-            fold = self.stream.uniform_below(self.splits, len(names))[member]
+            member = _members(arrays.column(groups, "groups"))
+            fold = self.stream.uniform_below(self.splits, int(member.max(initial=-1)) + 1)[member]
         for place in range(self.splits):
             yield np.flatnonzero(fold != place), np.flatnonzero(fold == place)
+
+
+def _members(names: NDArray[Any]) -> NDArray[np.intp]:
+    """Return the number of every record's group; what cannot be looked up is a group of its own."""
+    if names.dtype.kind != "O":
+        return np.unique(names, return_inverse=True)[1]
+    known: dict[Any, int] = {}
+    found = np.empty(len(names), np.intp)
+    for place, name in enumerate(names.tolist()):
+        try:
+            found[place] = known.setdefault(name, len(known))
+        except Exception:  # whatever it is, it is one record's
+            found[place] = known.setdefault(object(), len(known))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +246,7 @@ class _Values:
 
     def _of(self, model: Any, records: Held, bound: ClipValue) -> Array:
         # estimators predict nothing for nobody; a value that does not fit shows there all the same
-        predicted = _predicted(model, records) if len(records) else records.y
+        predicted = placed_predictions(model, records) if len(records) else records.y
         found = _right(records.y, predicted) if self.value is None else self.value(records.y, predicted)
         each = np.asarray(found, dtype=np.float64)
         if each.shape != records.y.shape:
@@ -241,7 +254,7 @@ class _Values:
         return summed(bound.apply, each[:, None])
 
 
-def _predicted(model: Any, records: Held) -> NDArray[Any]:
+def placed_predictions(model: Any, records: Held) -> NDArray[Any]:
     """Return what a model predicts of all rows, each at a secret place among others of one public number.
 
     A place that no row has is filled by one that is there, whose prediction is not looked at.
