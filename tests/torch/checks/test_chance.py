@@ -190,3 +190,40 @@ def test_quantiles_of_what_is_drawn():
         assert draws.seen
     with AtQuantile(0.75):
         assert int(torch.randint(9, ())) == 8
+
+
+class Crossed(nn.Module):
+    """``torch.cross`` without an axis takes the first one of length 3: the batch's, where three are in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right, self.last = nn.Linear(6, 3), nn.Linear(6, 3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.last(torch.cross(self.left(x), self.right(x)))
+
+
+@pytest.mark.filterwarnings("ignore:Using torch.cross")
+@pytest.mark.parametrize(
+    "make",
+    [
+        Crossed,
+        lambda: nn.Sequential(Turned(6), nn.Linear(6, 3)),
+        lambda: nn.Sequential(nn.Linear(6, 50), Turned(50), nn.Linear(50, 3)),
+    ],
+    ids=["cross", "inputs", "hidden"],
+)
+def test_an_axis_that_is_mistaken_where_a_batch_is_as_long_as_another_one_is_seen(make):
+    with pytest.raises(Unsupported, match="mixes examples"):
+        admitted(make())
+
+
+class Turned(nn.Module):
+    """A matrix that is turned where it is square."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.width = width
+
+    def forward(self, x):
+        return x.T if x.shape == (self.width, self.width) else x

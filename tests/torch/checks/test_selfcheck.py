@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import farthing as ft
 from farthing.errors import InvalidValue, Unsupported
 from farthing.queries.bounds import ClipNorm
-from farthing.torch.checks import independence
+from farthing.torch.checks import independence, probe
 from farthing.torch.checks.probe import Source
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.layout import Sketch
@@ -356,11 +356,11 @@ class Stumbles:
 
 def test_a_model_whose_operations_torch_cannot_count_is_taken(monkeypatch, one_by_one):
     monkeypatch.setitem(sys.modules, "torch._dynamo", sys.modules.get("torch._dynamo", object()))
-    monkeypatch.setattr(independence, "FlopCounterMode", Stumbles)
+    monkeypatch.setattr(probe, "FlopCounterMode", Stumbles)
     torch.manual_seed(0)
     model, x, y = Begun(), torch.randn(5, 3, 2), torch.randint(3, (5,))
     loss = nn.CrossEntropyLoss(reduction="none")
-    assert independence._operations(model, x) > 0
+    assert probe.operations(model, x) > 0
     gradient = Gradient(model, loss, memory="space")
     monkeypatch.undo()
     gradient.check(x, y)

@@ -8,8 +8,9 @@ Two questions are asked of per-example gradients, by what is going to sum them:
   places differ in some digit, so that every place is seen to move no other one. In a batch of the size that
   training expects, every other example is exchanged, and losses must stay, and the sum of the gradients of
   those that stay.
-* *Sizes.* In batches of 1 to 40 an example's loss and gradient must be those of the example alone, without
-  random numbers (`Calm`), in training mode where that is the model's.
+* *Sizes.* In batches of 1 to 40, as long as other sides of the model's tensors, or as large as expected, an
+  example's loss and gradient must be those of the example alone, without random numbers (`Calm`), in training
+  mode where that is the model's.
 
 These are checks, not proofs: what mixes in larger batches only, or for one input in a million, passes. How
 much is tried follows from the model's size, never from a clock, so that an answer can be had again.
@@ -18,21 +19,17 @@ much is tried follows from the model's size, never from a clock, so that an answ
 import copy
 import functools
 import math
-import sys
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.torch.checks.chance import RARE, SEEDS, AtQuantile
 from farthing.torch.checks.leftovers import Wall
-from farthing.torch.checks.probe import Range, Ranges, Source, calm, close
+from farthing.torch.checks.probe import Range, Ranges, Source, calm, close, operations
 from farthing.torch.gradients.layers import leaves
 from farthing.torch.gradients.layout import Sketch, real
 from farthing.torch.gradients.tape import Loss, call, mapped, one, reseed
@@ -50,6 +47,7 @@ _CALLS = 4000  # of modules, likewise
 _ROWS = 2**23  # numbers in the gradients of a batch
 _UNMOVED = 1e-4  # relative: exchanged examples change no shape, so that hardly a digit may move
 _PULLED = 1e-3  # relative: of a gradient that is added up over a batch
+_SIDES = 24  # the most sizes that are tried because they are those of other sides
 _SPOILT = Ranges(Range(math.nan))
 _WIDE = 30.0  # the largest inputs for comparisons between sizes, which round in different ways
 
@@ -72,7 +70,7 @@ class Effort:
     def of(cls, model: nn.Module, inputs: Any) -> "Effort":
         """Return the effort that a model of this size allows."""
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        work = _operations(model, inputs) / len(leaves((inputs,))[0]) / 2 + trained
+        work = operations(model, inputs) / len(leaves((inputs,))[0]) / 2 + trained
         rows = min(_LARGEST, max(2, _ROWS // trained))
         return cls(_WORK, _CALLS, rows, 3 * work, 1 + sum(1 for _ in model.modules()))
 
@@ -83,47 +81,6 @@ class Effort:
             return False
         self.work, self.calls = self.work - work, self.calls - calls
         return True
-
-
-def _operations(model: nn.Module, inputs: Any) -> int:
-    """Return the floating-point operations of a forward pass.
-
-    Torch's own counter imports its compiler, which takes seconds. Where nobody has imported that, no part of
-    the model is compiled, and counting is simple.
-    """
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, of counting in a model with compiled parts
-        if "torch._dynamo" in sys.modules:
-            try:
-                with FlopCounterMode(display=False) as counter:
-                    call(model, inputs)
-                return int(counter.get_total_flops())
-            except AssertionError:  # its tracker of modules stumbles over views of parameters
-                pass
-        with _Counted() as counted:  # type: ignore[no-untyped-call]
-            call(model, inputs)
-    return int(counted.total)
-
-
-class _Counted(TorchDispatchMode):
-    """A mode that counts by torch's own table of operations."""
-
-    total = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # skipping it means to import it
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given, count = kwargs or {}, flop_registry.get(func._overloadpacket)
-        if count is None:
-            with self:
-                made = func.decompose(*args, **given)
-            if made is not NotImplemented:
-                return made
-        made = func(*args, **given)
-        self.total += 0 if count is None else count(*args, **given, out_val=made)
-        return made
 
 
 @dataclass(eq=False)
@@ -216,11 +173,22 @@ class Company:
         device = next(self.model.parameters()).device.type
         return min(self.expected, _MOST, int(_WHOLE.get(device, 0.0) / max(1.0, self.effort.each)))
 
+    def _sides(self, most: int) -> list[int]:
+        """Return sizes at which a batch is as long as another side of a tensor: its axis may be mistaken.
+
+        And 3: torch.cross takes the first axis of that length.
+        """
+        made = self.source.batch(2)
+        outputs = (out for _, out in _outputs(self.model, made[0]))
+        sides = {side for x in (*self.model.parameters(), *leaves(made), *outputs) for side in x.shape}
+        return sorted(side for side in sides | {3} if 1 < side <= most)[:_SIDES]
+
     def sizes(self) -> None:
         """An example alone must be what it is in a batch of any size; with random numbers left out."""
         inputs, targets = self.wild
         wide = Ranges(inputs._replace(scale=min(_WIDE, inputs.scale)), targets._replace(scale=1.0))
         most = max(_LARGEST, self._affordable())
+        sides = self._sides(most)
         few, mild, other = (self.source.batch(*of) for of in ((_FIRST,), (most, 9), (_LARGEST, 10, wide)))
 
         def run() -> list[Tensor]:
@@ -229,7 +197,7 @@ class Company:
         with calm(self.model, run) as steady:  # what is made up is not
             if not steady:
                 return  # random by itself: the exchanges are what can be said of it
-            self._sized(mild, 1e-3, must=True)
+            self._sized(mild, 1e-3, must=True, sides=sides)
             if wide != Ranges() and self.effort.affords(16, _FIRST):
                 self._sized(other, 0.05, must=False)
 
@@ -282,19 +250,19 @@ class Company:
         found = gradient(self.model, self.loss, inputs, targets, of)
         return [self.sketch(n, real(part).reshape(1, -1))[0] for n, part in enumerate(found)]
 
-    def _sized(self, whole: tuple[Any, Any], tolerance: float, must: bool) -> None:
+    def _sized(self, whole: tuple[Any, Any], tolerance: float, must: bool, sides: Sequence[int] = ()) -> None:
         """Every size that can be afforded; a model ``must`` run on some examples."""
         sizes = [1, min(_FIRST, self.effort.rows)]
         sizes += [size for size in (*_OTHERS, _LARGEST) if self.effort.affords(3, size)]
-        most = len(leaves((whole,))[0])
-        sizes += [most] if most > _LARGEST else []  # as many as training expects
-        batches = {size: _first(whole, size) for size in sizes}
+        odd = [size for size in sides if size not in sizes and self.effort.affords(1, size)]
+        odd += [most] if (most := len(leaves((whole,))[0])) > _LARGEST else []  # as many as are expected
+        batches = {size: _first(whole, size) for size in (*sizes, *odd)}
         places = [place for place in _PLACES if place < max(sizes)]
         alone = {place: one(*batches[max(sizes)], place) for place in places}
         size = 0
         try:
             lone = torch.cat([losses(self.model, self.loss, *alone[place]) for place in places])
-            for size in sizes[1:]:
+            for size in (*sizes[1:], *odd):
                 here = [place for place in places if place < size]
                 together = losses(self.model, self.loss, *batches[size])[here]
                 _unscaled(self.model, batches[size][0], size, together, lone[: len(here)], tolerance)
@@ -303,9 +271,11 @@ class Company:
                 found = self.rows(*batches[size])
                 for n, place in enumerate(place for place in places if place < size):
                     agree(self.model, wanted[n], found[place], tolerance, alone=size == 1)
-            if most > _LARGEST:
-                found = torch.cat(self._gradient(*batches[most], places[-1]))
-                agree(self.model, wanted[-1], found, tolerance, alone=False)
+            for size in odd:
+                n, place = [(n, place) for n, place in enumerate(places) if place < size][-1]
+                found = torch.cat(self._gradient(*batches[size], place))
+                if found.isfinite().all():  # 0 times what others make infinite is no number
+                    agree(self.model, wanted[n], found, tolerance, alone=False)
         except FarthingError:
             raise
         except Exception as error:
@@ -413,7 +383,7 @@ def _unscaled(
                 f"the loss is {what} by the size of the batch: return each record's own loss, "
                 'reduction="none"; the step is divided by a public number later'
             )
-    raise Mixed(f"{_in_company(model, inputs)} mixes examples: {MIXED}")
+    raise Mixed(f"{_in_company(model, inputs)} mixes examples in a batch of {size}: {MIXED}")
 
 
 def agree(

@@ -217,8 +217,8 @@ def _opaque(thing: Any) -> bool:
     if isinstance(thing, type):
         return not _foreign(thing)
     if isinstance(thing, types.FunctionType):
-        return thing.__module__ is not None and thing.__module__.startswith("torch.")
-    return not isinstance(thing, nn.Module) and type(thing).__module__.startswith(_OPAQUE)
+        return str(thing.__module__).startswith("torch.")
+    return not isinstance(thing, nn.Module) and str(type(thing).__module__).startswith(_OPAQUE)
 
 
 def _slots(thing: Any) -> Slots:

@@ -17,6 +17,8 @@ names, or that the model has seeded, are left as they are: its seed is not ours.
 """
 
 import math
+import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -27,6 +29,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.torch.checks.chance import SEED
@@ -315,3 +319,44 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-3) -> bool:
     size = float(finite.amax()) if finite.numel() else 0.0
     relative = max(tolerance, 0.02) if coarse else tolerance
     return bool(torch.allclose(a, b, rtol=relative, atol=0.01 * relative * size, equal_nan=True))
+
+
+def operations(model: nn.Module, inputs: Any) -> int:
+    """Return the floating-point operations of a forward pass.
+
+    Torch's own counter imports its compiler, which takes seconds. Where nobody has imported that, no part of
+    the model is compiled, and counting is simple.
+    """
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of counting in a model with compiled parts
+        if "torch._dynamo" in sys.modules:
+            try:
+                with FlopCounterMode(display=False) as counter:
+                    call(model, inputs)
+                return int(counter.get_total_flops())
+            except AssertionError:  # its tracker of modules stumbles over views of parameters
+                pass
+        with _Counted() as counted:  # type: ignore[no-untyped-call]
+            call(model, inputs)
+    return int(counted.total)
+
+
+class _Counted(TorchDispatchMode):
+    """A mode that counts by torch's own table of operations."""
+
+    total = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # skipping it means to import it
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given, count = kwargs or {}, flop_registry.get(func._overloadpacket)
+        if count is None:
+            with self:
+                made = func.decompose(*args, **given)
+            if made is not NotImplemented:
+                return made
+        made = func(*args, **given)
+        self.total += 0 if count is None else count(*args, **given, out_val=made)
+        return made
