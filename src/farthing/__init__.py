@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from farthing.queries.mechanisms import Gaussian, Laplace, NoisyMax, SymmetricGaussian
     from farthing.queries.query import PerExample, Query, Rows, Run, Step, run, until_spent
     from farthing.queries.samplers import Everyone, FixedSize, OneRecord, Poisson, TruncatedPoisson
+    from farthing.queries.truncation import TruncatedCyclic
     from farthing.statistics import Statistic, bounds, count, histogram, mean, quantiles
 
 __version__ = "0.1.0"
@@ -138,6 +139,7 @@ __all__ = [
     "Step",
     "SufficientStatistics",
     "SymmetricGaussian",
+    "TruncatedCyclic",
     "TruncatedPoisson",
     "Unit",
     "Unsupported",
@@ -201,6 +203,7 @@ _HOMES = {
     "queries.correlated": ("Balanced", "BandedGaussian", "Cyclic"),
     "statistics": ("Statistic", "bounds", "count", "histogram", "mean", "quantiles"),
     "queries.samplers": ("Everyone", "FixedSize", "OneRecord", "Poisson", "TruncatedPoisson"),
+    "queries.truncation": ("TruncatedCyclic",),
     "linear.solvers": (
         "AdaSSP",
         "DPAGD",

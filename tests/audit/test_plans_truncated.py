@@ -5,7 +5,7 @@ import pytest
 
 import farthing as ft
 from farthing.audit import plans
-from farthing.audit.plans import TruncatedTarget
+from farthing.audit.plans import TruncatedBandedTarget, TruncatedTarget
 from farthing.noise.lattice import SeededStream
 
 TARGET = TruncatedTarget(runs=6000)
@@ -40,6 +40,31 @@ def test_a_full_batch_that_is_skipped_is_refuted(monkeypatch):
 
     monkeypatch.setattr(plans, "TruncatedPoisson", Skipped)
     assert broken(Known(others=7, sampling_rate=0.98, max_batch_size=7, noise_multiplier=6.0, runs=4000))
+
+
+BANDED = TruncatedBandedTarget(runs=3000)
+
+
+def test_the_price_of_truncated_batches_in_turns_is_not_refuted():
+    assert not broken(BANDED)
+
+
+def test_a_tail_of_a_group_that_is_not_charged_is_refuted(monkeypatch):
+    def amplify(self, step, observer=None):
+        return ft.Poisson(self.rate).amplify(step)
+
+    monkeypatch.setattr(plans, "TruncatedCyclic", type("Free", (ft.TruncatedCyclic,), {"amplify": amplify}))
+    assert broken(TruncatedBandedTarget(runs=6000))
+
+
+@pytest.mark.parametrize("present", [False, True])
+def test_the_law_of_a_turn_is_that_of_its_sums(present):
+    totals, stream = np.arange(-BANDED.max_batch_size, 2.0), SeededStream(int(present))
+    law = BANDED._law(20, present, totals)
+    assert law.sum() == pytest.approx(1.0)
+    values, sampler = np.array([1.0] * present + [-1.0] * 20), BANDED.sampler().within_group
+    sums = [values[sampler.draw(len(values), stream)].sum() for _ in range(20_000)]
+    assert np.mean(sums) == pytest.approx(law @ totals, abs=0.05)
 
 
 @pytest.mark.parametrize("present", [False, True])

@@ -26,7 +26,7 @@ True
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,8 +39,10 @@ from farthing.errors import InvalidValue
 from farthing.queries.buffered import MOST_BUFFERS, BufferedGaussian, column, column_norm, overlapped
 from farthing.queries.correlated import MOST_BANDS, Balanced, BandedGaussian, Cyclic, coefficients, spread
 from farthing.queries.events import GaussianEvent, RepeatedEvent
+from farthing.queries.truncation import TruncatedCyclic
 
 Array = NDArray[np.float64]
+InGroups = Callable[[float, int], Cyclic | TruncatedCyclic]  # from a sampling rate and a number of groups
 Pairs = tuple[tuple[float, ...], tuple[float, ...]]  # weights and decays
 
 _NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -115,16 +117,23 @@ def best_exponent(bands: int, steps: int) -> float:
 
 
 def noise_multiplier(
-    budget: Budget, sampling_rate: float, steps: int, groups: int, tolerance: float = 1e-9
+    budget: Budget,
+    sampling_rate: float,
+    steps: int,
+    groups: int,
+    tolerance: float = 1e-9,
+    draws: InGroups = Cyclic,
 ) -> float:
-    """Return the smallest noise multiplier at which ``steps`` turns of `Cyclic` draws fit the budget."""
-    sampler = Cyclic(sampling_rate, groups)
+    """Return the smallest noise multiplier at which ``steps`` turns of draws by groups fit the budget."""
+    sampler = draws(sampling_rate, groups)
     return calibrate.noise(
         lambda noise: sampler.plan(GaussianEvent(noise), steps, budget.observer), budget, tolerance
     )
 
 
-def choose_bands(budget: Budget, sampling_rate: float, steps: int, most: int = 64) -> Bands:
+def choose_bands(
+    budget: Budget, sampling_rate: float, steps: int, most: int = 64, draws: InGroups = Cyclic
+) -> Bands:
     """Return the number of bands, up to ``most``, whose running sums have the least noise.
 
     Parameters
@@ -137,6 +146,8 @@ def choose_bands(budget: Budget, sampling_rate: float, steps: int, most: int = 6
         How many turns.
     most : int, default 64
         The most bands: one array of noise is kept for each but one.
+    draws : callable, default Cyclic
+        From a sampling rate and a number of groups to a sampler.
 
     Returns
     -------
@@ -152,18 +163,18 @@ def choose_bands(budget: Budget, sampling_rate: float, steps: int, most: int = 6
     validate.rate(sampling_rate=sampling_rate)
     most = min(validate.count(most=most), validate.count(steps=steps), MOST_BANDS)
     found = [
-        _tried(budget, sampling_rate, steps, bands)
+        _tried(budget, sampling_rate, steps, bands, draws)
         for bands in _NUMBERS
         if bands <= most and sampling_rate * bands <= 1
     ]
     best = min(found, key=lambda bands: bands.gain)
-    exact = noise_multiplier(budget, sampling_rate, steps, best.bands)
+    exact = noise_multiplier(budget, sampling_rate, steps, best.bands, draws=draws)
     return replace(best, noise_multiplier=exact, gain=best.gain / found[0].gain)
 
 
-def _tried(budget: Budget, sampling_rate: float, steps: int, bands: int) -> Bands:
+def _tried(budget: Budget, sampling_rate: float, steps: int, bands: int, draws: InGroups) -> Bands:
     """Return a candidate, with the noise of its sums in the place of the gain."""
-    noise = noise_multiplier(budget, sampling_rate, steps, bands, tolerance=1e-4)
+    noise = noise_multiplier(budget, sampling_rate, steps, bands, tolerance=1e-4, draws=draws)
     exponent = best_exponent(bands, steps)
     return Bands(bands, exponent, noise, noise * banded_prefix_noise(bands, exponent, steps))
 

@@ -25,6 +25,7 @@ from farthing.audit.plans import (
     BufferedTarget,
     PersonalBandedTarget,
     PersonalTarget,
+    TruncatedBandedTarget,
     TruncatedTarget,
 )
 from farthing.audit.released import ReleasedTarget
@@ -414,6 +415,7 @@ def targets() -> dict[str, Attacked]:
         "balanced": BalancedTarget(),
         "personal-correlated": PersonalBandedTarget(groups=4, bands=4, steps=12),
         "truncated": TruncatedTarget(),
+        "truncated-correlated": TruncatedBandedTarget(),
         "fixed-size": AskedTarget(
             Query(FixedSize(1, 2), rows, ClipNorm(1.0), Gaussian(1.0)),
             signs,

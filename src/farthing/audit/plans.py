@@ -42,6 +42,7 @@ from farthing.queries.mechanisms import Gaussian
 from farthing.queries.personal import Leveled, PersonalCyclic
 from farthing.queries.query import PerExample, Query, Rows
 from farthing.queries.samplers import Indices, TruncatedPoisson
+from farthing.queries.truncation import TruncatedCyclic
 
 Array = NDArray[np.float64]
 
@@ -265,6 +266,70 @@ class TruncatedTarget:
             kept = rate * present * min(1.0, most / (k + 1))  # the canary
             for part, total in ((1 - kept, -min(k, most)), (kept, 1.0 - min(k, most - 1))):
                 found += chance * part * np.exp(-(((answers - total) / self.noise_multiplier) ** 2) / 2)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class TruncatedBandedTarget(TruncatedTarget):
+    """Truncated batches of two groups in turns, with noise of two bands; the group of the canary is known.
+
+    The attacker takes the correlation out: row t is the sum of turn t, a part of that before, and
+    independent noise. Both sums are hidden, so that the likelihood is added up along the turns.
+    """
+
+    others: int = 41
+    steps: int = 6
+    exponent: float = 0.7
+
+    def sampler(self) -> TruncatedCyclic:  # type: ignore[override]
+        return TruncatedCyclic(self.sampling_rate / 2, 2, self.max_batch_size, self.others + 1)
+
+    def claim(self) -> Budget:
+        event = self.sampler().plan(GaussianEvent(self.noise_multiplier), self.steps)
+        budget = Budget(1.0, self.delta)
+        return budget.with_(pld.epsilon(event, self.delta, budget.adjacency), self.delta)
+
+    def played(self, present: bool, runs: int, stream: Stream) -> Array:
+        values, own = np.array([1.0] * present + [-1.0] * self.others), np.zeros(runs, np.int64)
+        sums, answers = np.zeros((self.steps, runs)), np.zeros((self.steps, runs))
+        for one in range(runs):
+            sampler = self.sampler().begin()
+            for turn in range(self.steps):
+                sums[turn, one] = values[sampler.draw(len(values), stream, turn)].sum()
+            first = sampler.members(0)
+            own[one] = 0 not in first if present else 2 * len(first) > self.others  # the group with a place
+        noise = BandedGaussian(self.noise_multiplier, 2, self.exponent).begin()
+        for turn in range(self.steps):
+            answers[turn] = noise.release(sums[turn], _BOUND, stream, turn)
+        rows = answers.copy()
+        rows[1:] += coefficients(2, self.exponent)[1] * answers[:-1]
+        return self._likelihood(rows, own, True) - self._likelihood(rows, own, False)
+
+    def _likelihood(self, rows: Array, own: NDArray[np.int64], present: bool) -> Array:
+        """Return the logarithm of the density of all rows, but for a factor."""
+        totals = np.arange(-self.max_batch_size, 2.0)
+        deviation = self.noise_multiplier * spread(2, self.exponent)
+        mine = self._law((self.others - 1) // 2, present, totals)
+        other = self._law((self.others + 1) // 2, False, totals)
+        before, found = np.zeros((len(totals), rows.shape[1])), np.zeros(rows.shape[1])
+        before[totals == 0] = 1.0  # nothing before the first turn
+        for turn, row in enumerate(rows):
+            chances = np.where(own == turn % 2, mine[:, None], other[:, None])
+            ahead = totals[:, None, None] + coefficients(2, self.exponent)[1] * totals[None, :, None]
+            dense = np.exp(-(((row - ahead) / deviation) ** 2) / 2) + 1e-300
+            before = chances * np.einsum("nbr,br->nr", dense, before)
+            scale = before.sum(axis=0)
+            before, found = before / scale, found + np.log(scale)
+        return found
+
+    def _law(self, others: int, present: bool, totals: Array) -> Array:
+        """Return the probabilities of these sums of one turn: of ``others`` at -1, and perhaps the canary."""
+        rate, most, found = self.sampling_rate, self.max_batch_size, np.zeros(len(totals))
+        for k in range(others + 1):
+            chance = math.comb(others, k) * rate**k * (1 - rate) ** (others - k)
+            kept = rate * present * min(1.0, most / (k + 1))
+            found[totals == -min(k, most)] += chance * (1 - kept)
+            found[totals == 1.0 - min(k, most - 1)] += chance * kept
         return found
 
 

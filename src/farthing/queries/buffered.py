@@ -65,6 +65,7 @@ from farthing.queries.bounds import Bound
 from farthing.queries.correlated import FAR, Cyclic
 from farthing.queries.mechanisms import Array, Gaussian, enlarged, refuse_width
 from farthing.queries.samplers import Sampler
+from farthing.queries.truncation import TruncatedCyclic
 
 MOST_BUFFERS = 8
 _MOST_WORK = 2**28  # turns times passes: how many products the norm of the columns takes
@@ -209,7 +210,8 @@ class BufferedGaussian(Gaussian):
 
     def suits(self, sampler: Sampler) -> None:
         """Refuse draws for which the theorem does not hold."""
-        if not isinstance(sampler, Cyclic) or sampler.rate < 1 or sampler.groups < self.groups:
+        whole = isinstance(sampler, Cyclic) or (isinstance(sampler, TruncatedCyclic) and not sampler.cuts)
+        if not whole or sampler.rate < 1 or sampler.groups < self.groups:  # type: ignore[attr-defined]
             raise Unsupported(
                 f"noise for records that take part once in {self.groups} turns has no price on draws of "
                 f"{sampler!r}: draw by Cyclic(1 / {self.groups}, groups={self.groups})"

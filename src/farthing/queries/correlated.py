@@ -293,7 +293,7 @@ class Beginnings:
         return turn < self.first
 
 
-class _Groups:
+class Groups:
     """The division of one plan's records into groups, and who was drawn when."""
 
     def __init__(self) -> None:
@@ -301,7 +301,7 @@ class _Groups:
         self._members, self._places = list[Integers](), _NOBODY
         self._whole = True  # whether the last draw was made to its end
 
-    def draw(self, sampler: "Cyclic | Balanced", records: int, stream: Stream, turn: int) -> Integers:
+    def draw(self, sampler: Any, records: int, stream: Stream, turn: int) -> Integers:
         """Return who is drawn; nobody where a division into groups would begin within a cycle or pass.
 
         After a draw that failed or was interrupted, groups and turns are drawn anew as after a turn that was
@@ -316,12 +316,12 @@ class _Groups:
             self._whole = True
             return drawn
 
-    def _drawn(self, sampler: "Cyclic | Balanced", records: int, stream: Stream, turn: int) -> Integers:
+    def _drawn(self, sampler: Any, records: int, stream: Stream, turn: int) -> Integers:
         if not self._members:
             self._members = _divided(stream, records, sampler.groups)
         members = self._members[turn % sampler.groups]
         if isinstance(sampler, Cyclic):
-            return members[stream.poisson_indices(sampler.rate, len(members))]
+            return np.asarray(members[stream.poisson_indices(sampler.rate, len(members))])
         if turn % sampler.period == 0:
             self._places = stream.uniform_below(sampler.bins, records)
         return np.asarray(members[self._places[members] == turn % sampler.period // sampler.groups])
@@ -335,7 +335,7 @@ class _Groups:
 def _begun(sampler: InTurns) -> InTurns:
     """Return a sampler for one plan: with groups that stay."""
     begun = replace(sampler)
-    object.__setattr__(begun, "_memory", _Groups())
+    object.__setattr__(begun, "_memory", Groups())
     return begun
 
 
@@ -344,7 +344,7 @@ def _drawn(sampler: "Cyclic | Balanced", records: int, stream: Stream, turn: int
         return sampler._memory.draw(sampler, records, stream, turn)
     if turn:
         raise InvalidValue("draws of one plan must share their groups: draw from begin()")
-    return _Groups().draw(sampler, records, stream, 0)
+    return Groups().draw(sampler, records, stream, 0)
 
 
 def _divided(stream: Stream, records: int, groups: int) -> list[Integers]:
@@ -384,7 +384,7 @@ class Cyclic:
 
     sampling_rate: float
     groups: int
-    _memory: _Groups | None = field(default=None, init=False, repr=False, compare=False)
+    _memory: Groups | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         validate.rate(sampling_rate=self.sampling_rate)
@@ -458,7 +458,7 @@ class Balanced:
 
     bins: int
     groups: int = 1
-    _memory: _Groups | None = field(default=None, init=False, repr=False, compare=False)
+    _memory: Groups | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bins", validate.count(bins=self.bins))

@@ -318,6 +318,65 @@ def test_truncated_batches_follow_a_menu_and_a_schedule():
     assert [step.noise_multiplier for step in schedule] == [1.0, 2.0, 1.0]
 
 
+def test_truncated_batches_with_bands_spend_the_price_of_their_groups():
+    training = train(bands=4, max_batch_size=75)
+    assert len(list(training)) == 40
+    noise = training.plan.noise_multiplier(0)
+    event = RepeatedEvent(TruncatedEvent(0.2, 75, 250, GaussianEvent(noise)), 10)
+    assert training.ledger.guarantee.epsilon == pytest.approx(pld.epsilon(event, 1e-5), rel=1e-9)
+    plain = train(bands=4).plan.noise_multiplier(0)
+    assert plain < noise < 1.01 * plain  # four standard deviations of room: 250 records at 0.2
+    assert train(bands=4, max_batch_size=75, noise_multiplier=1.0).plan.bands == 4
+
+
+@pytest.mark.parametrize("bands", [4, "auto", "pass"])
+def test_truncated_batches_in_turns_have_one_shape(bands, monkeypatch):
+    shapes, summed = set(), Gradient._sum_of
+
+    def watched(self, inputs, targets, weights, rule, room):
+        shapes.add(len(inputs))
+        return summed(self, inputs, targets, weights, rule, room)
+
+    monkeypatch.setattr(Gradient, "_sum_of", watched)
+    training = train(bands=bands, max_batch_size=75)
+    assert len(list(training)) == 40
+    assert shapes == {75}
+    assert training.ledger.guarantee.epsilon <= 8.0
+
+
+def test_auto_bands_of_truncated_batches_are_no_worse_than_independent_noise():
+    for size in (75, 52):  # ample room, and hardly any: full batches cost more in groups
+        plan, one = (train(bands=bands, max_batch_size=size).plan for bands in ("auto", 1))
+        running = [
+            each.noise_multiplier(0) * choosing.banded_prefix_noise(each.bands, each.exponent, 40)
+            for each in (plan, one)
+            if not each.buffers
+        ]
+        assert plan.buffers or running[0] <= running[1] * (1 + 1e-4)
+
+
+def test_a_pass_of_whole_groups_is_not_cut():
+    plan = train(bands="pass", max_batch_size=50).plan
+    assert plan.noise_multiplier(0) == train(bands="pass").plan.noise_multiplier(0)
+    with pytest.raises(Unsupported, match="max_batch_size=50"):
+        train(bands="pass", max_batch_size=49)
+
+
+def test_a_truncated_training_with_bands_goes_on_and_another_size_is_refused(tmp_path):
+    with ft.Ledger(BUDGET, journal=tmp_path / "a.ledger") as ledger:
+        training = train(ledger, bands=4, max_batch_size=75)
+        [next(training) for _ in range(5)]
+    with ft.Ledger.open(tmp_path / "a.ledger") as ledger:
+        for other in ({"max_batch_size": 76}, {"max_batch_size": None}, {"max_batch_size": 75, "bands": 8}):
+            with pytest.raises(PromiseBroken):
+                train(ledger, **{"bands": 4, **other})
+        turns = [
+            receipt.turn for step in train(ledger, bands=4, max_batch_size=75) for receipt in step.receipts
+        ]
+        assert turns[-1] == 39
+        assert turns == sorted(set(turns))
+
+
 def test_a_batch_by_buffers_has_the_noise_that_the_optimiser_is_told():
     plan = train(bands="pass", sampling_rate=0.25, steps=8).plan
     pairs = choosing.best_pairs(plan.buffers, 8, 4)

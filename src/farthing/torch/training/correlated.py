@@ -18,17 +18,19 @@ into one batch of each pass, in a secret turn; with bands, in one of the turns o
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from farthing import validate
 from farthing.accounting import correlated as choosing
-from farthing.accounting.correlated import choose_buffers
+from farthing.accounting.correlated import InGroups, choose_buffers
 from farthing.budget import Adjacency, Budget
 from farthing.errors import InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
 from farthing.queries.buffered import column_norm
 from farthing.queries.correlated import Balanced, Cyclic, spread
-from farthing.queries.samplers import Sampler
+from farthing.queries.samplers import Sampler, TruncatedPoisson
+from farthing.queries.truncation import TruncatedCyclic
 from farthing.torch.kernels.banded_noise import BandedTensorGaussian, BufferedTensorGaussian
 from farthing.torch.kernels.noise import TensorGaussian
 from farthing.torch.training.plan import BatchKind, Noise, Plan, default_rate, default_steps
@@ -47,10 +49,10 @@ def refuse_sampling(
         raise InvalidValue(f"sampling must be one of {', '.join(SAMPLINGS)} or None, got {sampling!r}")
     if max_batch_size is not None:
         validate.count(max_batch_size=max_batch_size)
-        if sampling == "balanced" or bands != 1:
+        if sampling == "balanced":
             raise Unsupported(
-                "no theorem prices truncated batches of balanced draws or with correlated noise: leave out "
-                "max_batch_size=, or sampling= and bands="
+                "no theorem prices truncated batches of balanced draws (farthing.queries.truncation says "
+                'why): leave out max_batch_size=, or sampling="balanced"'
             )
         if budgets is not None:
             raise Unsupported("no theorem prices truncated batches of personal rates: leave out budgets=")
@@ -97,10 +99,12 @@ def correlated_plan(
     noise_multiplier: Noise | None,
     steps: int | None,
     sampling: str | None = None,
+    draws: InGroups = Cyclic,
 ) -> Plan:
     """Return the plan of a run with so many bands, with buffers ("pass"), or with the best of these.
 
-    ``sampling``: "poisson" or "balanced" draws; None for either, where bands are chosen.
+    ``sampling``: "poisson" or "balanced" draws; None for either, where bands are chosen. ``draws`` are those
+    of groups that take turns.
     """
     budget = ledger.budget
     if isinstance(bands, str) and noise_multiplier is not None:
@@ -119,13 +123,13 @@ def correlated_plan(
             return _balanced(budget, records, turns, length)
         return _balanced_bands(ledger, records, turns, bands, noise_multiplier, steps, length)
     if isinstance(bands, str):
-        return _best(budget, records, rate, length, bands, sampling)
+        return _best(budget, records, rate, length, bands, sampling, draws)
     count = validate.count(bands=bands)
     exponent = choosing.best_exponent(count, length)
     if noise_multiplier is not None:
         noise = validate.positive(noise_multiplier=noise_multiplier)
         return Plan(records, rate, (noise,), steps, True, count, exponent)
-    noise = choosing.noise_multiplier(budget, rate, length, count)
+    noise = choosing.noise_multiplier(budget, rate, length, count, draws=draws)
     return Plan(records, rate, (noise,), length, True, count, exponent)
 
 
@@ -165,28 +169,56 @@ def _divisors(turns: int, steps: int, near: int) -> list[int]:
     return sorted(every, key=lambda groups: abs(math.log(groups / near)))[:_TRIED]
 
 
-def _best(budget: Budget, records: int, rate: float, steps: int, bands: str, sampling: str | None) -> Plan:
+def _best(
+    budget: Budget,
+    records: int,
+    rate: float,
+    steps: int,
+    bands: str,
+    sampling: str | None,
+    draws: InGroups,
+) -> Plan:
     """Return the plan by buffers, or by bands where their running sums have less noise."""
     groups = max(1, round(1 / rate))
-    passes = choose_buffers(budget, groups, steps, BUFFERS)
+    passes, whole = choose_buffers(budget, groups, steps, BUFFERS), draws(1 / groups, groups)
     if bands == "auto":
-        best = choosing.choose_bands(budget, rate, steps, MOST)
+        best = choosing.choose_bands(budget, rate, steps, MOST, draws)
         running = best.noise_multiplier * choosing.banded_prefix_noise(best.bands, best.exponent, steps)
-        if sampling is None and budget.adjacency is not Adjacency.REPLACE_ONE and groups > 1:
+        if (
+            sampling is None
+            and draws is Cyclic
+            and budget.adjacency is not Adjacency.REPLACE_ONE
+            and groups > 1
+        ):
             plan = _balanced(budget, records, groups, steps)
             least = plan.noise_multiplier(0) * choosing.banded_prefix_noise(plan.bands, plan.exponent, steps)
             if least < min(running, passes.running_noise):
                 return plan
-        if running <= passes.running_noise:
+        if running <= passes.running_noise or getattr(whole, "cuts", False):
             return Plan(records, rate, (best.noise_multiplier,), steps, True, best.bands, best.exponent)
+    if isinstance(whole, TruncatedCyclic) and whole.cuts:
+        raise Unsupported(
+            f'bands="pass" has every record in one batch of each pass, of {whole.within_group.of} at most: '
+            f"give max_batch_size={whole.within_group.of}, or a number of bands"
+        )
     return Plan(records, 1 / groups, (passes.noise_multiplier,), steps, True, groups, buffers=BUFFERS)
+
+
+def draws_in_groups(kind: BatchKind) -> InGroups:
+    """Return the draws of groups that take turns, of a largest size if batches have one."""
+    like = kind.sampler(1.0)
+    if not isinstance(like, TruncatedPoisson):
+        return Cyclic
+    return partial(TruncatedCyclic, max_batch_size=like.max_batch_size, of=like.of)
 
 
 def correlated_kind(kind: BatchKind, plan: Plan) -> BatchKind:
     """Return the kind of batch of a plan: with its draws, and with noise of its bands, if more than one."""
 
+    draws = draws_in_groups(kind)
+
     def sampler(rate: float) -> Sampler:
-        return Balanced(plan.bins, plan.bands) if plan.bins else Cyclic(rate, plan.bands)
+        return Balanced(plan.bins, plan.bands) if plan.bins else draws(rate, plan.bands)
 
     if plan.bands == 1:
         return replace(kind, sampler=sampler) if plan.bins else kind

@@ -351,7 +351,8 @@ def chosen_plan(
         return begun(ledger, kind, records, *terms), kind
     if bands == 1 and sampling != "balanced":
         return planned_on(ledger, records, *terms, kind.sampler), kind
-    plan = correlated.correlated_plan(ledger, records, bands, *terms, sampling)
+    draws = correlated.draws_in_groups(kind)
+    plan = correlated.correlated_plan(ledger, records, bands, *terms, sampling, draws)
     return plan, correlated.correlated_kind(kind, plan)
 
 

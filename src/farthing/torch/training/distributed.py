@@ -37,6 +37,7 @@ from farthing.ledger.ledger import Ledger
 from farthing.queries.correlated import Balanced, Beginnings, Cyclic
 from farthing.queries.personal import PersonalCyclic
 from farthing.queries.query import Answer, Contribution, Query, Receipt
+from farthing.queries.truncation import TruncatedCyclic
 from farthing.torch.kernels import totals
 from farthing.torch.training.placing import PaddedBatch, PaddedExamples
 from farthing.torch.training.plan import Plan
@@ -288,7 +289,7 @@ class Leader:
 
 def _idle(turns: Beginnings, query: Query, answer: Answer) -> bool:
     """Return whether nobody was drawn in the turn of an answer."""
-    in_turns = isinstance(query.sampler, Cyclic | Balanced | PersonalCyclic)
+    in_turns = isinstance(query.sampler, Cyclic | TruncatedCyclic | Balanced | PersonalCyclic)
     return in_turns and turns.idle(answer.receipt.turn, query.sampler)
 
 

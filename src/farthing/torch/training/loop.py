@@ -200,8 +200,8 @@ def train(
         "poisson": each example by itself (by `farthing.Cyclic` with bands). "balanced": each in one batch of
         every pass, in a secret turn (`farthing.Balanced`). None: Poisson, or for "auto" bands the better one.
     max_batch_size : int, optional
-        The most examples of a batch (`farthing.TruncatedPoisson`; needs ``records``, or a public number of
-        them). Every batch goes through the model with as many rows, of which those not needed weigh nothing.
+        The most examples of a batch (`farthing.TruncatedPoisson`, `TruncatedCyclic`; needs ``records``, or a
+        public number of them). Every batch has as many rows, of which those not needed weigh nothing.
     budgets : array of float, optional
         An ε for each record, public, with ``delta`` or a ledger of such levels (`ft.PersonalBudgets`); a
         person's is the smallest of the records that count. Each is sampled as often as its ε allows.
