@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         SufficientStatistics,
     )
     from farthing.linear.tuning import tune
+    from farthing.queries.arrivals import Arrivals
     from farthing.queries.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
     from farthing.queries.buffered import BufferedGaussian
     from farthing.queries.correlated import Balanced, BandedGaussian, Cyclic
@@ -81,6 +82,7 @@ __all__ = [
     "AdditiveClassifier",
     "AdditiveRegressor",
     "Adjacency",
+    "Arrivals",
     "Balanced",
     "BandedGaussian",
     "Budget",
@@ -204,6 +206,7 @@ _HOMES = {
     "statistics": ("Statistic", "bounds", "count", "histogram", "mean", "quantiles"),
     "queries.samplers": ("Everyone", "FixedSize", "OneRecord", "Poisson", "TruncatedPoisson"),
     "queries.truncation": ("TruncatedCyclic",),
+    "queries.arrivals": ("Arrivals",),
     "linear.solvers": (
         "AdaSSP",
         "DPAGD",

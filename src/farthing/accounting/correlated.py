@@ -161,12 +161,10 @@ def choose_bands(
     1
     """
     validate.rate(sampling_rate=sampling_rate)
-    most = min(validate.count(most=most), validate.count(steps=steps), MOST_BANDS)
-    found = [
-        _tried(budget, sampling_rate, steps, bands, draws)
-        for bands in _NUMBERS
-        if bands <= most and sampling_rate * bands <= 1
-    ]
+    whole = int((1 + 2.0**-40) / sampling_rate)  # bands at which every record is in one batch of a cycle
+    most = min(validate.count(most=most), validate.count(steps=steps), MOST_BANDS, whole)
+    numbers = [*(bands for bands in _NUMBERS if bands < most), most]
+    found = [_tried(budget, sampling_rate, steps, bands, draws) for bands in numbers]
     best = min(found, key=lambda bands: bands.gain)
     exact = noise_multiplier(budget, sampling_rate, steps, best.bands, draws=draws)
     return replace(best, noise_multiplier=exact, gain=best.gain / found[0].gain)

@@ -61,6 +61,7 @@ from farthing.budget import Adjacency
 from farthing.errors import InvalidValue, Unsupported
 from farthing.noise import lattice
 from farthing.noise.lattice import Stream
+from farthing.queries.arrivals import Arrivals
 from farthing.queries.bounds import Bound
 from farthing.queries.correlated import FAR, Cyclic
 from farthing.queries.mechanisms import Array, Gaussian, enlarged, refuse_width
@@ -210,6 +211,8 @@ class BufferedGaussian(Gaussian):
 
     def suits(self, sampler: Sampler) -> None:
         """Refuse draws for which the theorem does not hold."""
+        if isinstance(sampler, Arrivals):
+            return
         whole = isinstance(sampler, Cyclic) or (isinstance(sampler, TruncatedCyclic) and not sampler.cuts)
         if not whole or sampler.rate < 1 or sampler.groups < self.groups:  # type: ignore[attr-defined]
             raise Unsupported(

@@ -293,7 +293,7 @@ class Beginnings:
         return turn < self.first
 
 
-class Groups:
+class TurnGroups:
     """The division of one plan's records into groups, and who was drawn when."""
 
     def __init__(self) -> None:
@@ -335,7 +335,7 @@ class Groups:
 def _begun(sampler: InTurns) -> InTurns:
     """Return a sampler for one plan: with groups that stay."""
     begun = replace(sampler)
-    object.__setattr__(begun, "_memory", Groups())
+    object.__setattr__(begun, "_memory", TurnGroups())
     return begun
 
 
@@ -344,7 +344,7 @@ def _drawn(sampler: "Cyclic | Balanced", records: int, stream: Stream, turn: int
         return sampler._memory.draw(sampler, records, stream, turn)
     if turn:
         raise InvalidValue("draws of one plan must share their groups: draw from begin()")
-    return Groups().draw(sampler, records, stream, 0)
+    return TurnGroups().draw(sampler, records, stream, 0)
 
 
 def _divided(stream: Stream, records: int, groups: int) -> list[Integers]:
@@ -384,7 +384,7 @@ class Cyclic:
 
     sampling_rate: float
     groups: int
-    _memory: Groups | None = field(default=None, init=False, repr=False, compare=False)
+    _memory: TurnGroups | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         validate.rate(sampling_rate=self.sampling_rate)
@@ -458,7 +458,7 @@ class Balanced:
 
     bins: int
     groups: int = 1
-    _memory: Groups | None = field(default=None, init=False, repr=False, compare=False)
+    _memory: TurnGroups | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bins", validate.count(bins=self.bins))

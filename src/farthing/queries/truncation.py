@@ -44,12 +44,12 @@ from farthing import validate
 from farthing.budget import Observer
 from farthing.errors import InvalidValue
 from farthing.noise.lattice import Stream
-from farthing.queries.correlated import Cyclic, Groups, Integers
+from farthing.queries.correlated import Cyclic, Integers, TurnGroups
 from farthing.queries.events import Event, RepeatedEvent
 from farthing.queries.samplers import HasEvent, Indices, TruncatedPoisson
 
 
-class _DealtGroups(Groups):
+class _DealtGroups(TurnGroups):
     """Groups of one size, to within one."""
 
     def _drawn(self, sampler: Any, records: int, stream: Stream, turn: int) -> Integers:

@@ -3,6 +3,7 @@
 import copy
 import io
 import math
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -125,7 +126,7 @@ def test_a_killed_training_goes_on_at_the_same_price(tmp_path):
         ({"sampling": "balanced", "bands": 1, "noise_multiplier": [1.0, 2.0]}, Unsupported, "one noise"),
         ({"sampling": "balanced", "bands": "auto", "noise_multiplier": 2.0}, InvalidValue, "leave it out"),
         ({"max_batch_size": 0, "bands": 1}, InvalidValue, "max_batch_size"),
-        ({"max_batch_size": 60}, Unsupported, "truncated"),
+        ({"max_batch_size": 60, "sampling": "balanced"}, Unsupported, "truncated"),
         ({"max_batch_size": 60, "bands": 1, "sampling": "balanced"}, Unsupported, "truncated"),
         ({"max_batch_size": 60, "bands": 1, "budgets": np.ones(1000)}, Unsupported, "budgets"),
     ],
@@ -259,6 +260,31 @@ def test_a_checkpoint_never_draws_a_pass_anew(tmp_path):
     assert again.t == 5
     assert next(again).receipts[-1].turn == 20  # when the next pass begins
     assert again.t == 6
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_run_is_not_copied(copied):
+    training = train(bands=4)
+    next(training)
+    with pytest.raises(Unsupported, match="save it"):
+        copied(training)
+    assert next(training).receipts[-1].turn == 1
+
+
+@pytest.mark.parametrize("other", [{"bands": 8}, {"sampling_rate": 0.04}, {"steps": 41}, {"bands": 1}])
+def test_a_plan_that_differs_is_refused_and_other_orders_and_more_records_go_on(other, tmp_path):
+    with ft.Ledger(BUDGET, journal=tmp_path / "a.ledger") as ledger:
+        [next(training) for training in [train(ledger, bands=4)] for _ in range(5)]
+        spent = ledger.spent
+    with ft.Ledger.open(tmp_path / "a.ledger") as ledger:
+        with pytest.raises(PromiseBroken):
+            train(ledger, **{"bands": 4, **other})
+        assert ledger.spent == spent
+        x, y = data()
+        rows = torch.cat([x.flip(0), x[:50]]), torch.cat([y.flip(0), y[:50]])
+        how = {"sampling_rate": 0.05, "steps": 40, "bands": 4}
+        step = next(ft.torch.train(nn.Linear(3, 2), LOSS, rows, ledger, **how))
+        assert [receipt.turn for receipt in step.receipts] == [5, 6, 7, 8]  # nobody until a cycle begins
 
 
 TRUNCATED = {"bands": 1, "max_batch_size": 85}

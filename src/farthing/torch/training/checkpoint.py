@@ -19,12 +19,12 @@ import contextlib
 import os
 import pickle
 from collections import Counter, OrderedDict
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from farthing.errors import InvalidValue
+from farthing.errors import InvalidValue, Unsupported
 from farthing.torch.training import sharding
 
 _FORMAT = 1
@@ -140,6 +140,14 @@ def restore(path: str | os.PathLike[str], training: Stateful) -> None:
             f"the checkpoint at {os.fspath(path)!r} is of another model or optimizer, and what is in memory "
             f"now may be half of it: {error}"
         ) from None
+
+
+def uncopied(training: Any) -> NoReturn:
+    """Refuse to copy or pickle a run: two of them would go on with one memory of noise and draws."""
+    raise Unsupported(
+        f"a {type(training).__name__} is not copied or pickled: save it (farthing.torch.save), and restore "
+        "it into a run of the same model and ledger"
+    )
 
 
 def _sharded(training: Stateful) -> nn.Module | None:

@@ -31,8 +31,6 @@ Guarantee: that of the promised plan (`ledger.guarantee`), under the ledger's ad
 >>> training = train(model, nn.CrossEntropyLoss(reduction="none"), data, epsilon=1.0, delta=1e-5, steps=5)
 >>> [step.left for step in training]
 [4, 3, 2, 1, 0]
->>> print(training.ledger.budget)
-(1, 1e-05)-DP, add-remove, per record, against anyone
 """
 
 import itertools
@@ -53,7 +51,7 @@ from farthing.torch.checks.selfcheck import materialise, refuse_other_kinds
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.plain import Plain, TrainedWeights, settle
 from farthing.torch.kernels.noise import TensorGaussian
-from farthing.torch.training import correlated, distributed, personal, sharding
+from farthing.torch.training import checkpoint, correlated, distributed, personal, sharding
 from farthing.torch.training.adapting import Rule
 from farthing.torch.training.course import (
     BatchTerms,
@@ -327,6 +325,8 @@ class Training:
     >>> next(training).t, training.steps, training.t, len(training)
     (1, 4, 1, 4)
     """
+
+    __reduce__ = checkpoint.uncopied
 
     def __init__(
         self,
