@@ -1,7 +1,4 @@
-"""List every method of the library as a target: its neighbours, its claim, and its test statistics.
-
-`names` lists them, `attack` runs all attacks on one.
-"""
+"""List every method of the library as a target: its neighbours, its claim, and its test statistics."""
 
 import functools
 from collections.abc import Iterator
