@@ -12,7 +12,7 @@ from farthing.deploy.averages import Averaging
 from farthing.deploy.guard import keeper
 from farthing.deploy.messages import forms
 from farthing.deploy.messages.forms import Floor, RoundId
-from farthing.deploy.messages.signed import MessageKind, Signer, seal, unseal
+from farthing.deploy.messages.signed import MessageKind, Signer, message_digest, seal, unseal
 from farthing.deploy.roster import State
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.federated import Invitation, Trust
@@ -125,6 +125,26 @@ def test_who_is_missing_is_named_with_the_reason_and_what_to_do(village, clock, 
     assert str(error.value) == f"1 of 4 parties have connected, 4 are needed; {missing}"
     assert f"its policy must list {village.coordinator.public.hex()}" in caplog.text
     assert "its guard.key is not that of its public.toml here" in caplog.text
+
+
+def test_the_words_of_a_refusal_are_logged_without_what_a_terminal_would_act_on(village, clock, caplog):
+    village.settle(2)
+    policy = village.houses["p1"].policy
+    policy.write_text(policy.read_text().replace("noise = 0.5", "noise = 1000.0"))
+    links = Links(village, clock)
+    clients = village.clients(links)
+    clients.invite(Invitation(1.0, rounds=5))
+    assert "p1 refused: noise: the noise multiplier must be at least 1000" in caplog.text
+    links._guards["p1"].answer = lambda request: seal(
+        MessageKind.REFUSAL,
+        {"about": message_digest(request), "reason": "noise", "text": "\x1b[2Jgone\n" + "x" * 999},
+        b"",
+        village.houses["p1"].signer,
+    )
+    clients.invite(Invitation(1.0, rounds=4))
+    assert "[2Jgonexxx" in caplog.text
+    assert "\x1b" not in caplog.text
+    assert "x" * 200 not in caplog.text
 
 
 def test_who_refuses_a_greeting_is_not_greeted_four_times_a_second(village, clock):

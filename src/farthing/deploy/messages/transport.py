@@ -175,7 +175,7 @@ class SignedExchange:
                 continue
             greeted = requests[name][0] is MessageKind.HELLO
             wanted = MessageKind.ANNOUNCEMENT if greeted else kind
-            self._sort(mail, name, opened, said.plain().get("reason"), wanted, check)
+            self._sort(mail, name, opened, wanted, check)
             if len(mail.heard) == len(sealed) or (enough is not None and enough(mail)):
                 break
         return mail
@@ -186,12 +186,12 @@ class SignedExchange:
             return f"it does not know this coordinator; its policy must list {self._signer.public.hex()}"
         return "the reply is to another request"
 
-    def _sort(
-        self, mail: Replies, name: str, opened: Opened, text: Any, kind: MessageKind, check: Check
-    ) -> None:
+    def _sort(self, mail: Replies, name: str, opened: Opened, kind: MessageKind, check: Check) -> None:
         if opened.kind is MessageKind.REFUSAL:
+            said = opened.fields().plain()
+            text = said.get("reason")
             mail.refused[name] = Reason(text) if text in list(Reason) else Reason.MALFORMED
-            log.warning("%s refused: %s", name, mail.refused[name])
+            log.warning("%s refused: %s: %s", name, mail.refused[name], _printable(said.get("text")))
             return
         try:
             if opened.kind is not kind:
@@ -201,6 +201,11 @@ class SignedExchange:
         except Refused as refusal:
             log.warning("from %s: %s", name, refusal)
             mail.broken[name] = refusal.reason
+
+
+def _printable(text: object) -> str:
+    """Return what a log may show of a text that somebody else wrote."""
+    return "".join(c for c in str(text)[:200] if c.isascii() and c.isprintable())
 
 
 LARGEST_ANSWER = 2**30
