@@ -4,12 +4,12 @@ The training images are dealt out evenly to 20 parties, 2,500 each, with a budge
 1e-5, add-remove, per record, against whoever sees the sums. Each draws a Poisson sample of its records, and
 adds a share of one noise. Features are those of `experiments.cifar10_recipe` without the learnt ones:
 opponent colours, scattering, orders stretched, channels whitened. An image's features are the mean of its own
-and of its mirror image's: a function of that image alone, so that one record stays one record, and what tells
-left from right takes up no noise. Moments for the whitening come from pictures that random processes made
-(`experiments.random_processes`), not from records: every party computes the same map by itself, and no round
-and no budget goes into it. Mirror images and the number of rounds were chosen on 5,000 of the training
-images, with 20,000 others to train on; other constants are those of the central recipe, and the learning rate
-falls linearly, from twice the central one.
+and of its mirror image's, folded in the middle: a function of that image alone, so that one record stays one
+record, and what tells left from right takes up no noise. Moments for the whitening come from pictures that
+random processes made (`experiments.random_processes`), not from records: every party computes the same map by
+itself, and no round and no budget goes into it. The means and the learning rate, which falls linearly, were
+chosen on 5,000 of the training images, with 20,000 others to train on. Other constants are those of the
+central recipe, with a third of its rounds.
 """
 
 from statistics import fmean, pstdev
@@ -30,20 +30,29 @@ from farthing.federated import Simulated, fedsgd
 from farthing.torch.features import Whitening, whitening
 
 PARTIES, EPSILON, DELTA, RUNS = 20, 3.0, 1e-5, 3
-CLIP, ROUNDS, LEARNING_RATE = 0.1, 180, 8.0
+CLIP, ROUNDS, LEARNING_RATE = 0.1, 120, 12.0
 MADE = 2000  # pictures of random processes that moments are taken of
 BLOCK = 500  # pictures whose features are held in float32
 
 
 def symmetric(pictures: Tensor) -> NDArray[np.float16]:
-    """The mean of the features of each picture and of its mirror image, both of norm 1."""
+    """The mean of the features of each picture and of its mirror image, both of norm 1, folded."""
     parts, nobody = [], torch.zeros(0)
     for part in pictures.split(10 * BLOCK):
         found = features(Images("", part, nobody, part.flip(-1), nobody), stretched, opponent)
         for both in zip(found.x.split(BLOCK), found.test.split(BLOCK), strict=True):
             mean = sum(nn.functional.normalize(one.float().flatten(1)).view_as(one) for one in both) / 2
-            parts.append(mean.half().cpu().numpy())
+            parts.append(folded(mean).half().cpu().numpy())
     return np.concatenate(parts)
+
+
+def folded(maps: Tensor) -> Tensor:
+    """Left halves of feature maps, each cell in the mean with its mirror cell, whose waves lean otherwise."""
+    turned = [-turn % 8 for turn in range(8)]
+    first = [1 + 8 * band + turn for band in range(2) for turn in turned]
+    order = [0, *first, *(17 + 8 * one + other for one in turned for other in turned)]
+    mirrored = maps.unflatten(1, (3, -1))[:, :, order].flatten(1, 2).flip(-1)
+    return ((maps + mirrored) / 2)[..., : maps.shape[-1] // 2]
 
 
 def public_map(side: int, small: bool) -> Whitening:
