@@ -7,9 +7,9 @@ opponent colours, scattering, orders stretched, channels whitened. An image's fe
 and of its mirror image's, folded in the middle: a function of that image alone, so that one record stays one
 record, and what tells left from right takes up no noise. Moments for the whitening come from pictures that
 random processes made (`experiments.random_processes`), not from records: every party computes the same map by
-itself, and no round and no budget goes into it. The means and the learning rate, which falls linearly, were
-chosen on 5,000 of the training images, with 20,000 others to train on. Other constants are those of the
-central recipe, with a third of its rounds.
+itself, and no round and no budget goes into it. The means were chosen on 5,000 of the training images, with
+20,000 others to train on. Other constants are those of the central recipe, with a third of its rounds; the
+learning rate falls linearly, from twice the central one.
 """
 
 from statistics import fmean, pstdev
@@ -30,7 +30,7 @@ from farthing.federated import Simulated, fedsgd
 from farthing.torch.features import Whitening, whitening
 
 PARTIES, EPSILON, DELTA, RUNS = 20, 3.0, 1e-5, 3
-CLIP, ROUNDS, LEARNING_RATE = 0.1, 120, 12.0
+CLIP, ROUNDS, LEARNING_RATE = 0.1, 120, 8.0
 MADE = 2000  # pictures of random processes that moments are taken of
 BLOCK = 500  # pictures whose features are held in float32
 
