@@ -39,8 +39,9 @@ EFFORTS = dict.fromkeys(methods.MODELS, 0.07) | {
     "majority": 0.02,
     "functional": 0.06,
 }
-EFFORTS |= dict.fromkeys(["fixed-size", "quantile", "sgd1", "sgd1-drawn", "sgd2", "dpagd"], 0.08)
-EFFORTS |= dict.fromkeys(["additive", "additive-regression", "descent", "gradient", "addp"], 0.12)
+EFFORTS |= dict.fromkeys(["fixed-size", "quantile", "huber", "poisson", "sgd1", "sgd1-drawn"], 0.08)
+EFFORTS |= dict.fromkeys(["sgd2", "dpagd"], 0.08)
+EFFORTS |= dict.fromkeys(["additive", "additive-regression", "descent", "svm", "gradient", "addp"], 0.12)
 EFFORTS |= dict.fromkeys(["fedsgd", "fedavg", "addp-poisson", "privgene", "least-squares"], 0.12)
 
 
@@ -96,10 +97,11 @@ def test_a_third_of_the_noise_is_noticed_in_a_whole_run(name, monkeypatch):
 
 def test_every_name_of_train_and_simulate_is_known():
     from farthing.audit.auditing import NOT_ATTACKED, attacks
+    from farthing.cli.job import LABELS, NUMBERS
     from farthing.federated.methods.table import METHODS
     from farthing.linear.solvers import CLASSIFIERS, REGRESSORS
 
-    for name in {*CLASSIFIERS, *REGRESSORS, *METHODS}:
+    for name in {*LABELS, *NUMBERS, *CLASSIFIERS, *REGRESSORS, *METHODS}:
         if name in NOT_ATTACKED:
             with pytest.raises(ft.Unsupported, match=f"{name} cannot be attacked: it "):
                 methods.attack(name)

@@ -105,3 +105,19 @@ def test_a_ledger_that_others_may_ask_covers_no_figures(tmp_path: object) -> Non
         model = ft.LogisticRegression(1.0, 1e-6, bounds=(0, 1)).fit(np.eye(2), [0, 1])
         assert measuring.held_out(model, np.eye(2), np.arange(2.0), ledger) is None
     assert math.isfinite(measuring.paid_mu(charged(1.0)))
+
+
+@pytest.mark.parametrize("place", [0, 3, 6])
+def test_figures_of_a_record_are_clipped_wherever_it_lies(
+    place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "_BLOCK", 4)  # seven records: two blocks
+    X, y = np.linspace(0, 1, 14).reshape(7, 2), np.full(7, 0.5)
+    model = ft.LinearRegression(10.0, 1e-6, bounds=(0, 1), target_bounds=(0, 1)).fit(X, y)
+    figures, bound = measuring._Figures(model, measuring._errors), ft.ClipNorm(2.0)
+    far = y.copy()
+    far[place] = 1e6  # beyond the bounds of the target
+    missing = far.copy()
+    missing[place] = np.nan
+    sums = [figures.bounded_sum(ft.Rows(X, part), None, bound) for part in (far, missing)]
+    assert np.linalg.norm(sums[0] - sums[1]) <= 2.0 + 1e-9

@@ -24,6 +24,7 @@ def test_each_sampler_makes_its_own_event():
 def test_a_coordinator_who_sees_the_draw_gets_no_amplification():
     assert Poisson(0.1).amplify(UNIT, Observer.COORDINATOR) == DrawnEvent(0.1, UNIT)
     assert FixedSize(5, 50).amplify(UNIT, Observer.COORDINATOR) == DrawnEvent(0.1, UNIT)
+    assert FixedSize(1, 10).amplify(UNIT, Observer.COORDINATOR) == DrawnEvent(0.1, UNIT)
 
 
 def test_poisson_inclusions_are_independent_with_the_stated_rate():

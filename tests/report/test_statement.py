@@ -306,3 +306,12 @@ def test_what_else_the_ledger_holds_is_told(full):
 def test_bounds_are_rounded_to_the_safe_side(value, up, down):
     assert upwards(value) == up
     assert downwards(value) == down
+
+
+@pytest.mark.parametrize(
+    "method", ["auto", "auto, clip=1", "auto, clip=1 (boosted)", "auto (linear, as asked)"]
+)
+def test_attacks_on_the_method_are_its_own_whatever_its_settings(full, method):
+    assert [name for name, _ in replace(full, method=method).own_audit] == ["descent"]
+    assert replace(full, method="objective (auto)").own_audit == replace(full, method="auto").own_audit
+    assert replace(full, method="objective, auto=1").own_audit == ()

@@ -30,9 +30,14 @@ from farthing.budget import Budget, Shown
 from farthing.errors import InvalidValue
 from farthing.noise.lattice import Stream
 
+_SHAPES = ("additive", "additive-regression")
 # attack names: for labels, and for numbers
 ATTACKED_AS = {
-    "auto": ("descent", "least-squares"),
+    "auto": ("descent", "least-squares", *_SHAPES),  # of a model that is linear, or boosted
+    "logistic": ("descent",),
+    "linear": ("least-squares",),
+    "additive": _SHAPES,
+    "boosted": _SHAPES,
     "sgd-ma": ("dpsgd",),
     "sgd-adv": ("sgd-adv", "sgd-adv-clients"),
     "sgd1": ("sgd1", "sgd1-drawn"),
@@ -48,8 +53,8 @@ NOT_ATTACKED = {
 def attacks(method: str) -> tuple[str, ...]:
     """Return the attack names of what `farthing train` and the estimators call ``method``.
 
-    >>> attacks("auto"), attacks("dpagd")
-    (('descent', 'least-squares'), ('dpagd',))
+    >>> attacks("linear"), attacks("dpagd")
+    (('least-squares',), ('dpagd',))
     """
     return ATTACKED_AS.get(method, (method,))
 

@@ -16,6 +16,15 @@ from farthing.audit import as_published, released, statistics, transcripts
 from farthing.audit.as_published import FarthestMove, WeightMoved
 from farthing.audit.auditing import ATTACKED_AS, NOT_ATTACKED, Verdict
 from farthing.audit.games import MenuGame, TuningGame
+from farthing.audit.neighbours import (
+    binned_pair,
+    corner_pair,
+    linear_pair,
+    opposite_pair,
+    outvoted_pair,
+    pulled_pair,
+    trailing_pair,
+)
 from farthing.audit.plans import (
     BalancedTarget,
     BandedTarget,
@@ -41,7 +50,7 @@ from farthing.audit.targets import (
     TrainedTarget,
 )
 from farthing.budget import Adjacency, Budget, Observer
-from farthing.data.tables import Features, Table
+from farthing.data.tables import Features
 from farthing.errors import InvalidValue, Unsupported
 from farthing.federated.methods.addp import addp, sgd_maj
 from farthing.federated.methods.addp import sgd_adv as sgd_adv_clients
@@ -51,9 +60,18 @@ from farthing.federated.methods.sgd1 import sgd1
 from farthing.federated.methods.sgd2 import sgd2
 from farthing.federated.protocol import Accountant
 from farthing.federated.terms import Exactly
-from farthing.linear.additive.basis import Binned, codes_of
 from farthing.linear.additive.method import additive
-from farthing.linear.losses import LinearGradient, Pinball, logistic, multinomial, squared
+from farthing.linear.losses import (
+    Huber,
+    LinearGradient,
+    LogLinear,
+    Loss,
+    Pinball,
+    huber_hinge,
+    logistic,
+    multinomial,
+    squared,
+)
 from farthing.linear.methods.baselines import majority
 from farthing.linear.methods.descent import descent, generalised
 from farthing.linear.methods.dpagd import dpagd
@@ -82,67 +100,6 @@ MODELS = (
 )
 
 
-def linear_pair(records: int = 8) -> tuple[Table, Table]:
-    """Return rows e₁ with label 0, and the same with the canary e₂ with label 1."""
-    x = np.zeros((records, 2))
-    x[:, 0] = 1.0
-    within = np.vstack([x, [[0.0, 1.0]]])
-    return Table(x, np.zeros(records)), Table(within, np.append(np.zeros(records), 1.0))
-
-
-def opposite_pair(records: int = 4) -> tuple[Table, Table]:
-    """Return rows e₁ with label 0, the last with label 1 in the second: the gradients are opposite."""
-    x = np.zeros((records, 2))
-    x[:, 0] = 1.0
-    y = np.zeros(records)
-    return Table(x, y), Table(x, np.append(y[1:], 1.0))
-
-
-def corner_pair(records: int = 8) -> tuple[Table, Table]:
-    """Return rows 0 with target 0, which move nothing, and one more at the corner of the domain, (1, 1)."""
-    x, y = np.zeros((records + 1, 1)), np.zeros(records + 1)
-    x[-1, 0] = y[-1] = 1.0
-    return Table(x[:records], y[:records]), Table(x, y)
-
-
-def pulled_pair(*targets: float, records: int = 1000, width: int = 2) -> tuple[Table, Table]:
-    """Return many short rows along e₁ with these targets in turn, and one of norm 1 more with target 1.
-
-    Together the short rows pull the weight far to one side, and add hardly any curvature, so that the last
-    record's residual comes near the loss's slope and moves the minimiser as far as any record can.
-    """
-    x, y = np.zeros((records + 1, width)), np.resize(np.array(targets), records + 1)
-    x[:, 0] = 0.025
-    x[-1, 0] = y[-1] = 1.0
-    return Table(x[:records], y[:records]), Table(x, y)
-
-
-def outvoted_pair(records: int = 200, width: int = 2) -> tuple[Table, Table]:
-    """Return many rows e₁ with label 0, and one more with label 1, whose residual is near 1 after a fit."""
-    x, y = np.zeros((records + 1, width)), np.zeros(records + 1)
-    x[:, 0] = y[-1] = 1.0
-    return Table(x[:records], y[:records]), Table(x, y)
-
-
-def trailing_pair() -> tuple[Table, Table]:
-    """Return four rows of label 0 and two of label 1, and one more of label 1.
-
-    A choice tells most of the record where the label was improbable without it. Two votes behind, its
-    log-ratio is 1.89 of ε = 2; of a tie it would be 0.57.
-    """
-    x, y = np.ones((7, 1)), np.repeat([0.0, 1.0], [4, 3])
-    return Table(x[:6], y[:6]), Table(x, y)
-
-
-def binned_pair(records: int = 8) -> tuple[Binned, Binned]:
-    """Return the rows of `linear_pair`, the canary between its bounds, with their cells."""
-    x = np.zeros((records, 2))
-    x[:, 0] = 0.5
-    within, y = np.vstack([x, [[0.9, 0.3]]]), np.append(np.zeros(records), 1.0)
-    ends = np.zeros(2), np.ones(2)
-    return Binned(Table(x, y[:-1]), codes_of(x, *ends)), Binned(Table(within, y), codes_of(within, *ends))
-
-
 def _weights(steps: Iterator[Step]) -> Iterator[Step]:
     """Yield the steps of an additive model with its linear weights alone, as many whatever was learnt."""
     for step in steps:
@@ -167,6 +124,12 @@ def _classifier(width: int = 2, intercept: bool = True) -> Problem:
     return Problem(logistic, 8, width, intercept=intercept)
 
 
+def _numbers(loss: Loss, claim: Budget) -> TrainedTarget:
+    """Return the solver of losses of numbers as a target."""
+    problem = Problem(loss, 8, 2)
+    return TrainedTarget(lambda ledger: generalised(ledger, problem), linear_pair(), claim, runs=240)
+
+
 Attacked = Target | MenuGame | TuningGame | PersonalTarget | BandedTarget | TruncatedTarget | ReleasedTarget
 
 
@@ -174,7 +137,7 @@ Attacked = Target | MenuGame | TuningGame | PersonalTarget | BandedTarget | Trun
 def targets() -> dict[str, Attacked]:
     """Return everything that can be attacked, by name."""
     claim, pure = Budget(8.0, DELTA), Budget(2.0, 0.0)
-    fit, line, median = _classifier(), Problem(squared, 8, 2), Problem(Pinball(), 8, 2)
+    fit, line = _classifier(), Problem(squared, 8, 2)
     alone = _classifier(intercept=False)
     slope = Problem(Pinball(width=1e-6), 8, 1, intercept=False)
     through = Problem(squared, 8, 1, intercept=False, unit=False)
@@ -189,6 +152,9 @@ def targets() -> dict[str, Attacked]:
     one = Features(2, intercept=0.0)
     return {
         "descent": TrainedTarget(lambda ledger: descent(ledger, fit), outvoted_pair(), claim, runs=400),
+        "svm": TrainedTarget(
+            lambda ledger: descent(ledger, Problem(huber_hinge, 8, 2)), outvoted_pair(), claim, runs=300
+        ),
         "additive": TrainedTarget(
             lambda ledger: _weights(additive(ledger, boosted, trees=4)), binned_pair(), claim, runs=300
         ),
@@ -265,7 +231,9 @@ def targets() -> dict[str, Attacked]:
             threshold=0.0,  # there are two outcomes: nothing to choose
         ),
         "least-squares": TrainedTarget(lambda ledger: least_squares(ledger, line), pair, claim, runs=300),
-        "quantile": TrainedTarget(lambda ledger: generalised(ledger, median), pair, claim, runs=240),
+        "quantile": _numbers(Pinball(), claim),
+        "huber": _numbers(Huber(), claim),
+        "poisson": _numbers(LogLinear(), claim),
         "adassp": TrainedTarget(lambda ledger: adassp(ledger, line), pair, claim, runs=1200),
         "sufficient": TrainedTarget(lambda ledger: sufficient(ledger, line), pair, claim, runs=500),
         "gradient": TrainedTarget(

@@ -19,6 +19,7 @@ hold: that is the first question of a review, so that a report answers it column
 """
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -274,7 +275,8 @@ class Subject:
             return ()
         from farthing.audit.auditing import attacks
 
-        names = {self.method, *attacks(self.method)}
+        told = re.findall(r"(?:^|\()([\w-]+)", self.method)  # a method, settings, and a model in brackets
+        names = {self.method, *(attack for name in told for attack in (name, *attacks(name)))}
         return tuple(one for one in self.audit if one[0].removesuffix("-step") in names)
 
     @property
