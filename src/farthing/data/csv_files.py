@@ -158,6 +158,7 @@ class Csv:
                     if delimiter == " ":  # columns that are filled up with spaces
                         whole = (" ".join(filter(None, line.split(" "))) for line in whole)
                     skip = delimiter != " "
+                    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST))  # a long cell is a cell
                     rows = csv.reader(whole, delimiter=delimiter, skipinitialspace=skip, strict=True)
                     yield _Opened(rows, delimiter, share)
         except UnicodeError:  # the error's own text shows a byte of the file

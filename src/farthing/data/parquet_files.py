@@ -139,7 +139,9 @@ def _values(path: str, name: str, column: Any) -> NDArray[Any]:
                 ) from None
         return np.asarray(column.to_numpy(zero_copy_only=False)).astype("datetime64[D]")
     if kind == "text":
-        return np.array(column.cast(arrow.string()).fill_null("").to_pylist(), dtype=object)
+        # what is no UTF-8 in a cell is its own record's matter
+        cells = column.cast(arrow.binary()).fill_null(b"").to_pylist()
+        return np.array([cell.decode(errors="replace") for cell in cells], dtype=object)
     # with a null among them, numpy would make floats of whole numbers and objects of booleans
     cells = column.fill_null(False if arrow.types.is_boolean(column.type) else 0)
     found = np.asarray(cells.to_numpy(zero_copy_only=False)).astype(object)
