@@ -111,6 +111,26 @@ def test_a_model_whose_results_depend_on_the_size_of_large_batches_is_refused(mo
         admitted(Net(lambda h: h if len(h) < most else 0.1 * h))
 
 
+class Quantised(nn.Module):
+    """Rounds numbers of half precision, on one scale for the batch."""
+
+    def forward(self, x):
+        if x.dtype is not torch.bfloat16:
+            return x
+        scale = x.detach().abs().amax().clamp_min(1e-6) / 7
+        return x + (torch.round(x / scale) * scale - x).detach()
+
+
+def test_a_scale_of_the_batch_under_mixed_precision_is_seen():
+    def check(*between):
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), *between, nn.Linear(8, 3))
+        checked(Gradient(model, losses, autocast=torch.bfloat16), Examples((X, Y)))
+
+    check()
+    with pytest.raises(Unsupported, match="mixes examples under autocast"):
+        check(Quantised())
+
+
 class _Shrunk(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

@@ -162,6 +162,21 @@ class Company:
             if self.effort.affords(1, size) and not same(seed):
                 raise Mixed(_BY_CHANCE)
 
+    def low_precision(self, autocast: torch.dtype) -> None:
+        """Examples that stay must not notice under mixed precision: a scale may be that of a whole batch."""
+        away, device = next(_patterns(_FIRST, 1)), next(self.model.parameters()).device.type
+        batch = self.source.batch(_FIRST)
+        for after in (Ranges(), self.wild):
+            others = self.source.batch(_FIRST, 1, after)
+            mixed = tuple(_exchanged(one, other, away) for one, other in zip(batch, others, strict=True))
+            with torch.autocast(device, autocast):
+                base, moved = (self._losses(one, 0)[~away] for one in (batch, mixed))
+            if not unmoved(base, moved):
+                raise Mixed(
+                    f"the model ({type(self.model).__name__}) or its loss mixes examples under "
+                    f"autocast={autocast}: {MIXED}"
+                )
+
     def _losses(self, batch: tuple[Any, ...], seed: int) -> Tensor:
         """Return losses as rows, on a seed."""
         reseed(seed)

@@ -81,12 +81,14 @@ def verify(
     kept: Callable[[], None],
     sketch: Sketch,
     expected: int = 0,
+    autocast: torch.dtype | None = None,
 ) -> None:
     """Refuses a model in which examples do not stay apart, or that ``rows`` sees only in part.
 
     ``kept`` refuses what the model or the loss keeps of examples (`farthing.torch.checks.leftovers`);
     ``sketch`` is what gradients are shortened by, in ``rows`` as in those of ordinary autograd; ``expected``
-    is how many examples the model is going to be given at once, if that is known.
+    is how many examples the model is going to be given at once, if that is known, ``autocast`` the dtype of
+    mixed precision, which ``rows`` is without.
     """
     with torch.random.fork_rng(devices(model)):
         inputs, targets = source.batch(_EXAMPLES)
@@ -105,6 +107,8 @@ def verify(
             company = Company(model, loss, source, rows, Effort.of(model, inputs), sketch, expected)
             company.exchanges()
             company.chances()
+            if autocast is not None:
+                company.low_precision(autocast)
             company.sizes()
 
 

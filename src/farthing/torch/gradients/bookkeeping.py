@@ -333,7 +333,8 @@ class Gradient:
                 sketch = Sketch(self.layout.sizes)
                 rows = partial(passes.rows, sketch=sketch)
                 size = int(min(self.expected_batch_size or 0, self.physical_batch_size or 2**30))
-                verify(self.model, self.loss, source, rows, self._leftovers(rows, source), sketch, size)
+                kept = self._leftovers(rows, source)
+                verify(self.model, self.loss, source, rows, kept, sketch, size, self.autocast)
             except Exception as error:
                 if plan.checkpoints and again:  # parts that do not come out the same again are kept
                     again = False
