@@ -8,7 +8,7 @@ from farthing.data.tables import Features, Table
 from farthing.linear.additive.basis import CELLS, VALUES, Binned, Cell, codes_of
 from farthing.linear.additive.coordinates import LEAST, Coordinates, Residue
 from farthing.linear.budget_schedule import BudgetSchedule
-from farthing.linear.losses import logistic
+from farthing.linear.losses import logistic, squared
 from farthing.linear.methods.descent import MOMENTUM
 from farthing.linear.problem import Problem
 from farthing.noise.lattice import SeededStream
@@ -127,3 +127,20 @@ def test_within_a_group_coordinates_of_more_noise_are_shortened_more():
     np.testing.assert_allclose(found.shrunk(1.0)[here] / found.found[here], best, atol=0.02)
     found.residue.noise[here, 2, 2] -= 0.999 * left * found.count**2  # then weights are short, not noisy
     np.testing.assert_array_equal(found.shrunk(1.0), found.found)
+
+
+def test_steps_along_groups_that_tell_the_same_are_shortened_until_they_converge():
+    """Nine copies of a coordinate have nine times its curvature: steps of the rate of one diverge."""
+    x = np.random.default_rng(6).uniform(size=(RECORDS, 1))
+    bend = 4 * np.abs(VALUES - 0.5) - 1
+    bend[0] = 0.0
+    codes = codes_of(x, np.zeros(1), np.ones(1))
+    records = Binned(Table(x, bend[codes[0]]), codes)
+    schedule = BudgetSchedule(ft.Ledger(ft.Budget(1e3, 1e-6), stream=SeededStream(1)).over(records), RECORDS)
+    problem, features = Problem(squared, RECORDS, 1, unit=False), Features(1, 0.5, 12**0.5)
+    groups, variances = [Cell(0, 1.7 * bend[:, None])] * 9, [np.ones(1)] * 9
+    found = Coordinates(schedule, problem, squared, 0.9, features, None, groups, variances)
+    for _ in range(40):
+        found.step(1.0, False)
+    assert max(found.slower[1:]) < 1.0
+    assert np.abs(found.space.margins(records, found.w) - records.table.y).max() < 0.2

@@ -41,6 +41,7 @@ WEIGHED = (0.25, 0.5)  # of the steps, when coordinates are rescaled
 LEAST = 0.03  # of its variance, that every coordinate keeps
 LINES, GROUPS = 1.5, 1.25  # times the noise, below which a linear coordinate or a group keeps the least
 TYPICAL, RESIDUAL = 0.4, 0.1  # of classes: the curvature over its bound, and the square of a residual
+SURE, AGAINST, SLOWER = 3.0, 0.5, 0.7  # when gradients turn (deviations of noise, -cosine), and what follows
 _TINY, _LITTLE = 1e-300, 1e-6
 
 
@@ -130,6 +131,8 @@ class Coordinates:
         self.lines: Array = np.ones(problem.width) if lines is None else lines
         self.groups, self.variances = list(groups), list(variances)
         self.shares, self.alike = [1.0] * len(groups), [1.0] * len(groups)
+        self.slower = [1.0] * (1 + len(groups))  # the factors of steps along lines and groups
+        self._before: Array | None = None
         self._steps: int | None = None
         self.w: Array = problem.zeros(problem.width + 1 + sum(map(len, variances)))
         self.velocity, self.total, self.count = np.zeros_like(self.w), np.zeros_like(self.w), 0
@@ -162,6 +165,35 @@ class Coordinates:
             values, vectors = np.linalg.eigh(self.covariance * root * root[:, None])
             self.turned = (vectors * self.pace.rates(values)) @ vectors.T
             self.rates[:d] = np.sqrt(np.square(self.turned).sum(axis=1))  # how far noise moves each
+        self._before = None
+        for place, factor in enumerate(self.slower):
+            self._slow(place, factor)
+
+    def _slow(self, place: int, factor: float) -> None:
+        """Multiply the rates of the lines, or of the group before this place."""
+        self.rates[[slice(0, self.bare.width), *self._parts()][place]] *= factor
+        if not place and self.turned is not None:
+            self.turned = factor * self.turned
+
+    def _look(self, slope: Array, noise: float) -> None:
+        """Shorten the steps along lines or a group whose last two gradients point against each other.
+
+        With momentum m, gradients turn by more than a right angle where rate times curvature is above 1 + m,
+        and steps diverge above 2 (1 + m). It comes to that where several groups tell the same, which no
+        histogram shows.
+        """
+        before, self._before = self._before, slope
+        if before is None:
+            return
+        products = (slope * before).reshape(len(slope), -1)
+        squares = [np.square(each).reshape(len(each), -1).sum(axis=1) for each in (slope, before)]
+        for place, here in enumerate([slice(0, self.bare.width), *self._parts()]):
+            rates = self.rates[here]
+            chance = noise**2 * math.sqrt(products.shape[1]) * float(np.linalg.norm(rates))
+            long = math.sqrt(float((rates @ squares[0][here]) * (rates @ squares[1][here])))
+            if float((rates @ products[here]).sum()) < -max(SURE * chance, AGAINST * long):
+                self.slower[place] *= SLOWER
+                self._slow(place, SLOWER)
 
     def _scale(self, weights: Array, units: Array) -> None:
         self.w, self.velocity, self.total = (
@@ -174,6 +206,7 @@ class Coordinates:
         d, gradient = self.bare.width, GroupGradient(self.loss, self.space)
         bound = ClipNorm(self.pace.clip * rms)
         slope, noise = self.schedule.mean(self.part / self.pace.steps, gradient, bound, self.w)
+        self._look(slope, noise)
         move = (slope.T * self.rates).T
         if self.turned is not None:
             move[:d] = self.turned @ slope[:d]
@@ -236,6 +269,7 @@ class Coordinates:
         self.groups, self.variances = [*self.groups, *groups], [*self.variances, *variances]
         self.shares = [*self.shares, *[1.0] * len(groups)]
         self.alike = [*self.alike, *[alike] * len(groups)]
+        self.slower = [*self.slower, *[1.0] * len(groups)]
         self._place()
 
     def shrunk(self, rms: float) -> Array:
