@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import farthing as ft
@@ -128,6 +129,23 @@ def test_the_sampler_is_the_one_that_ran(full, planned):
     part = Charge(ApproximateEvent(1.0, 1e-6))
     assert "Not told" in said(replace(full, charges=(part,)), ORDER[6])
     assert "by lottery" in said(replace(full, sampler="by lottery"), ORDER[6])
+
+
+@pytest.mark.parametrize(
+    ("sampler", "text"),
+    [
+        (ft.Cyclic(0.1, 4), "in 3 of 12 answers at most. Each record by itself with probability 0.4"),
+        (ft.TruncatedCyclic(0.1, 4, 60, 400), "in 3 of 12 answers at most. Each record by itself with proba"),
+        (ft.Arrivals(), "Each record in 1 of 12 answers, as it arrived"),
+        (ft.Balanced(3, 4), "Each record once a pass, in one of 3 turns"),
+    ],
+)
+def test_draws_in_turns_are_told_as_such(sampler, text):
+    ledger, rows = ft.Ledger(ft.Budget(8.0, 1e-5)), ft.PerExample(lambda rows, w: rows[0])
+    query = ft.Query(sampler, rows, ft.ClipNorm(1.0), ft.BandedGaussian(4.0, 4))
+    ledger.promise(query, 12)
+    ledger.over(ft.Rows(np.ones((400, 2)))).ask(query, None)
+    assert text in said(Subject.of(ledger, title="t", method="m"), ORDER[6])
 
 
 def test_sound_noise_is_said_to_be(full):

@@ -23,6 +23,7 @@ from farthing.queries.events import (
     DrawnEvent,
     Event,
     FixedSizeEvent,
+    GaussianEvent,
     PersonalEvent,
     PoissonEvent,
     RepeatedEvent,
@@ -354,6 +355,12 @@ def _drawn(event: Event) -> str:
             return f"With probability {number(rate)}, and the draw may be seen"
         case BalancedEvent(bins):
             return f"Each record once a pass, in one of {bins:,} turns that is drawn for it and kept secret"
+        case TurnEvent(RepeatedEvent(PoissonEvent() | TruncatedEvent() as inner, chances), turns):
+            return (
+                f"Records take turns, a record in {chances:,} of {turns:,} answers at most. {_drawn(inner)}"
+            )
+        case TurnEvent(RepeatedEvent(GaussianEvent(), chances), turns) if chances < turns:
+            return f"Each record in {chances:,} of {turns:,} answers, as it arrived"
         case RepeatedEvent(inner) | TurnEvent(inner) | TuningEvent(inner):
             return _drawn(inner)
         case PersonalEvent(events):
