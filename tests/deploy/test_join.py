@@ -125,6 +125,35 @@ def test_a_node_that_ends_says_why(folder, monkeypatch):
     assert said[-1] == "node        had ended, started again: the clocks differ"
 
 
+def test_what_a_node_says_of_its_coordinator_is_passed_on_once(tmp_path):
+    log = tmp_path / "node.log"
+    log.write_text("joined as node 7\n")  # of an earlier start
+    heard = joining.NewWords(log)
+    waiting, joined = "no answer from the coordinator at h:1: trying again", "joined as node 7"
+    found = []
+    for text in (
+        f"{waiting}\n",
+        f"{waiting}\nINFO other\n",
+        joined[:4],
+        f"{joined[4:]}\n",
+        f"{waiting}\n",
+        "",
+    ):
+        with log.open("a") as file:
+            file.write(text)
+        found.append(list(heard.read()))
+    assert found == [[waiting], [], [], [joined], [waiting], []]
+    log.unlink()
+    assert list(heard.read()) == []
+
+
+def test_a_node_writes_the_words_that_join_passes_on(capsys, monkeypatch):
+    node = pytest.importorskip("farthing.deploy.flower.node")
+    monkeypatch.setattr(node, "_is_open", lambda *_: False)
+    node.wait_until_open("h:1", 0.0)
+    assert capsys.readouterr().err.startswith(joining.WORDS[1])
+
+
 def test_why_a_child_ended(tmp_path):
     for code, why in (("print('why')", "why"), ("import os; os.kill(os.getpid(), 9)", "killed by signal 9")):
         child = joining.Child([sys.executable, "-c", code], tmp_path / "log")

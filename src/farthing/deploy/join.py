@@ -20,13 +20,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from farthing.deploy.flower.superlink import Address, environment, needs_flower
+from farthing.deploy.flower.superlink import WORDS, Address, environment, needs_flower
 from farthing.deploy.metrics import Health, Metric, MetricsServer, of_processes
 from farthing.deploy.processes import Child
 from farthing.deploy.toml_settings import Settings
 from farthing.errors import FarthingError, InvalidValue
 
 _LOOK = 0.2
+_LONGEST = 2**16  # bytes of a log that are read at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +102,7 @@ def join(party: PartyFile, say: Callable[[str], None] = lambda _: None) -> None:
     command += ["--apps"] if party.apps else []
     node = Child(command, party.folder / "node.log", environment(party.folder / "flower"))
     children = {"node": node} if guard is None else {"guard": guard, "node": node}
+    heard = NewWords(node.log)
     counted = None if party.metrics is None else MetricsServer(lambda: _seen(children), party.metrics)
     try:
         with _until_signal(over):
@@ -112,6 +114,8 @@ def join(party: PartyFile, say: Callable[[str], None] = lambda _: None) -> None:
             if not over.is_set():
                 say(f"joining     {party.coordinator}")
             while not over.wait(_LOOK):
+                for line in heard.read():
+                    say(f"node        {line}")
                 for name, child in children.items():
                     why = _why(child)
                     if child.revive():
@@ -122,6 +126,24 @@ def join(party: PartyFile, say: Callable[[str], None] = lambda _: None) -> None:
         node.stop()
         if guard is not None:
             guard.stop()
+
+
+class NewWords:
+    """What a node writes to its log from now on about its coordinator: each line once until another comes."""
+
+    def __init__(self, log: Path) -> None:
+        self._log, self._said = log, ""
+        self._place = log.stat().st_size if log.exists() else 0
+
+    def read(self) -> Iterator[str]:
+        with contextlib.suppress(OSError), self._log.open("rb") as file:
+            file.seek(self._place)
+            whole, ended, _ = file.read(_LONGEST).rpartition(b"\n")
+            self._place += len(whole) + len(ended)
+            for line in whole.decode(errors="replace").splitlines():
+                if line.startswith(WORDS) and line != self._said:
+                    self._said = line
+                    yield line
 
 
 def _seen(children: Mapping[str, Child]) -> tuple[Health, list[Metric]]:

@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 KEY_FILE = "FARTHING_CONTROL_KEY"  # environment variable: the file with the key of the control interface
 KEY_HEADER = "x-farthing-control-key"  # the HTTP header that carries the key
 ORDER = "/farthing-order"  # where our SuperLink takes the coordinator's orders
+WORDS = (
+    "joined as node",
+    "no answer from the coordinator",
+)  # how lines begin that a node's operator waits for
 
 
 def objects(text: str) -> Iterator[dict[str, Any]]:
