@@ -230,6 +230,25 @@ def test_a_random_generator_of_the_models_own_is_refused(generator, route):
         run(model, route=route)
 
 
+@pytest.mark.parametrize(
+    "generator",
+    [torch.Generator().manual_seed(0), np.random.default_rng(0), np.random.RandomState(0), random.Random(0)],
+    ids=lambda generator: type(generator).__qualname__,
+)
+def test_a_random_generator_is_put_back_so_that_every_user_draws_the_same(generator):
+    """In whole updates of users the numbers of one would follow from how many drew before."""
+    model, draw = Net(), (lambda: torch.rand(3, generator=generator).tolist())
+    model.generator = generator
+    if not isinstance(generator, torch.Generator):
+        draw = generator.random
+    wall, drawn = leftovers.Wall(model, LOSS), []
+    for _ in range(3):
+        with wall:
+            drawn.append([draw(), draw()])
+    assert drawn[0] == drawn[1] == drawn[2]
+    assert drawn[0][0] != drawn[0][1]
+
+
 @pytest.mark.parametrize("name", KEEPERS)
 def test_what_keeps_something_of_examples_is_refused_by_name_before_any_charge(name):
     ledger = ft.Ledger(ft.Budget(2.0, 1e-5))

@@ -20,6 +20,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
@@ -119,6 +120,17 @@ def hidden() -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpys)  # noqa: NPY002
+
+
+def rewinding(generator: Any) -> Callable[[], object]:
+    """Return a call that puts a random generator back to where it is now."""
+    match generator:
+        case np.random.Generator():
+            bits, state = generator.bit_generator, generator.bit_generator.state
+            return partial(setattr, bits, "state", state)
+        case random.Random():
+            return partial(generator.setstate, generator.getstate())
+    return partial(generator.set_state, generator.get_state())
 
 
 def state_of(generator: Any) -> str:

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from farthing.errors import Unsupported
-from farthing.torch.checks.chance import GENERATORS, SHARED, state_of
+from farthing.torch.checks.chance import GENERATORS, SHARED, rewinding, state_of
 
 _MOST = 50_000  # objects that are looked at
 _LARGEST = 1 << 22  # elements of a tensor that is put back
@@ -321,6 +321,9 @@ class Wall:
         self._ids: list[int] = []
         self._before: list[tuple[Any, _Noted]] = []
         self._copies: dict[int, tuple[Tensor, int, Tensor]] = {}
+        drawn = {id(g): g for holder in found for g in _slots(holder).values() if isinstance(g, GENERATORS)}
+        self._generators = [generator for number, generator in drawn.items() if number not in SHARED]
+        self._rewind: list[Callable[[], object]] = []
 
     def _all_ids(self) -> list[int]:
         """Return the ids of all that is held, in a few calls: this runs before and after every sum."""
@@ -333,6 +336,7 @@ class Wall:
         return found
 
     def __enter__(self) -> "Wall":
+        self._rewind = [rewinding(generator) for generator in self._generators]
         ids = self._all_ids()
         if not self._noted or ids != self._ids:
             before: list[Any] = [*self._noted] or [None] * len(self._holders)
@@ -350,9 +354,11 @@ class Wall:
 
     def accept(self) -> None:
         """Let what is there now stay."""
-        self._before, self._copies = [], {}
+        self._before, self._copies, self._rewind = [], {}, []
 
     def __exit__(self, *_: object) -> None:
+        for rewind in self._rewind:
+            rewind()
         for holder, noted in self._before if self._before and self._all_ids() != self._ids else ():
             if _ids(_held(holder)) != noted.ids:
                 _restore(holder, noted.content)
