@@ -19,7 +19,7 @@ def fresh():
 
 
 def test_the_library_as_it_is_gives_no_cause_for_complaint():
-    assert games.selections() == []
+    assert games.selections() == games.gaussian_selections() == []
     assert games.runs(Stream()) == []
 
 
@@ -65,6 +65,12 @@ def test_a_price_that_forgets_the_number_of_runs_is_noticed(monkeypatch):
     real = prices.Selection.delta
     monkeypatch.setattr(prices.Selection, "delta", lambda self, epsilon: real(self, epsilon) / 2.5)
     assert games.selections()
+
+
+def test_a_price_of_gaussian_runs_that_is_too_low_is_noticed(monkeypatch):
+    real = prices.Selection.delta
+    monkeypatch.setattr(prices.Selection, "delta", lambda self, epsilon: real(self, epsilon) / 2)
+    assert games.gaussian_selections()
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import farthing as ft
+from farthing.accounting.filters import BasicFilter, GdpFilter, ZcdpFilter
 from farthing.noise.lattice import SeededStream
 from farthing.queries.bounds import ClipNorm, ClipValue
 from farthing.queries.query import Rows
@@ -105,4 +106,12 @@ def test_a_choice_fits_budgets_of_any_size(epsilon, delta, adjacency):
     ledger = ft.Ledger(ft.Budget(epsilon, delta, adjacency))
     found = ft.quantiles(np.linspace(0, 1, 2001), 0.5, (0, 1), ledger=ledger)
     assert 0 <= found.value <= 1
+    assert 0.99 < ledger.share <= 1
+
+
+@pytest.mark.parametrize("rule", [BasicFilter, GdpFilter, ZcdpFilter])
+def test_choices_spend_all_of_a_ledger_and_no_more(rule: type) -> None:
+    ledger = ft.Ledger(ft.Budget(1.0, 1e-6), filter=rule)
+    found = ft.quantiles(np.arange(1000.0), [0.5, 0.9], (0, 1000), ledger=ledger)
+    assert found.value.shape == (2,)
     assert 0.99 < ledger.share <= 1

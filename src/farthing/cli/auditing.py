@@ -95,7 +95,7 @@ def lawful(method: str | None, stream: Stream | None = None) -> dict[str, list[s
         "prices": prices.divergences() + prices.gaussians(),
         "filters": prices.filters() + prices.countdowns(),
         "menus": games.games() + games.dominations(),
-        "tuning": games.selections() + games.runs(words),
+        "tuning": games.selections() + games.gaussian_selections() + games.runs(words),
         "charges": charges.answers(words) + charges.promises(words) + charges.order(words),
         "failures": charges.failures(),
         "copies": charges.copies(words),
