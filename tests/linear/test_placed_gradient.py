@@ -58,3 +58,22 @@ def test_a_record_that_no_kernel_reads_moves_a_sparse_sum_by_one_clip():
         gradient.bounded_sum(Table(sparse.csr_array(X), np.ones(len(X))), w, ClipNorm(CLIP)) for X in tables
     ]
     assert np.linalg.norm(sums[0] - sums[1]) <= CLIP * (1 + 1e-9)
+
+
+def test_labels_that_hang_on_last_bits_are_judged_alike_beside_other_rows(monkeypatch):
+    """Rows on the border of public weights, in `Evaluation` of clients that are not asked over a network."""
+    rng, d, n = np.random.default_rng(0), 33, 150
+    w, X = np.append(rng.normal(size=d), 0.0), rng.normal(size=(n, d))
+    for _ in range(3):
+        X = X - np.outer(X @ w[:d] / (w[:d] @ w[:d]), w[:d])
+    places = rng.integers(0, weighted.PLACES, n)  # each record's own, whoever else is there
+    gradient = LinearGradient(logistic, Features(d))
+
+    def hits(kept):
+        monkeypatch.setattr(weighted, "drawn_places", lambda count: places[kept])
+        parts = gradient.judged(Table(X[kept], np.ones(len(kept))), w)
+        return sum(float(found @ there) for _, found, there in parts)
+
+    whole = hits(np.arange(n))
+    assert 0 < whole < n
+    assert max(abs(whole - hits(np.delete(np.arange(n), place))) for place in range(n)) <= 1

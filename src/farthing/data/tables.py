@@ -336,6 +336,11 @@ class Table:
             self._y = self._whole[0].y[self._whole[1]]
         return self._y
 
+    @property
+    def placeable(self) -> bool:
+        """Return whether there are dense rows that are taken as they are."""
+        return bool(len(self)) and self._map is None and not self._unit and not sparse.issparse(self.X)
+
     def _outside(self, limits: tuple[Array, Array] | None, broken: NDArray[np.bool_]) -> bool:
         """Return whether any value lies outside the bounds; mark rows that are not finite, in one pass."""
         ends = limits or tuple(np.full(self.X.shape[1], end) for end in (-np.inf, np.inf))

@@ -285,8 +285,15 @@ class LinearGradient:
         return None if kind is None else raw.KernelLoss(kind, width, clip, rms)
 
     def judged(self, records: Any, w: Array) -> Iterator[tuple[Array, Array, Array]]:
-        """Yield losses, whether labels are found (0 where there are none) and weights of rows, by blocks."""
+        """Yield losses, whether labels are found (0 where there are none) and weights of rows, by blocks.
+
+        Whether a label is found may hang on last bits: rows that are taken as they are have secret places.
+        """
         u, constant = self.features.unfold(np.asarray(w))
+        if type(records) is Table and records.placeable:
+            for part in placed(records):
+                yield from LinearGradient.judged(self, part, w)
+            return
         for block in records.blocks(self.features):
             with np.errstate(over="ignore", invalid="ignore"):
                 margins = block.margins(u, constant)
