@@ -247,3 +247,24 @@ class Turned(nn.Module):
 
     def forward(self, x):
         return x.T if x.shape == (self.width, self.width) else x
+
+
+def late(h):
+    """Mix examples beyond the places at which one is compared with itself alone."""
+    return torch.cat([h[:45], h[45:] + h[45:].flip(0)])
+
+
+class _Late(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, delta):
+        return late(delta)
+
+
+@pytest.mark.parametrize("function", [late, _Late.apply], ids=["forward", "backward"])
+def test_what_mixes_at_the_end_of_large_batches_only_is_seen(function):
+    with pytest.raises(Unsupported, match="mixes examples"):
+        admitted(Net(function))

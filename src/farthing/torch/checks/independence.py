@@ -6,8 +6,8 @@ Two questions are asked of per-example gradients, by what is going to sum them:
   times as large, negative, tiny, whole numbers far out), on the same seed: the gradients of those that stay
   must stay. Exchanged are those whose place has a 1 (then a 0) in its k-th binary digit, for every k: any two
   places differ in some digit, so that every place is seen to move no other one. In a batch of the size that
-  training expects, every other example is exchanged, and losses must stay, and the sum of the gradients of
-  those that stay.
+  training expects, a random half is exchanged, and losses must stay, and the sum of the gradients of those
+  that stay.
 * *Sizes.* In batches of 1 to 40, as long as other sides of the model's tensors, or as large as expected, an
   example's loss and gradient must be those of the example alone, without random numbers (`Calm`), in training
   mode where that is the model's.
@@ -336,7 +336,14 @@ def _on_cpu(model: nn.Module) -> bool:
 
 
 def _patterns(size: int, digits: int | None) -> Iterator[Tensor]:
-    """Yield the examples to exchange: digit by digit, those with a 1 there and those with a 0."""
+    """Yield the examples to exchange: digit by digit, those with a 1 there and those with a 0.
+
+    Of a large batch a random half, then the other: by digits a pair of even places would stay together.
+    """
+    if size > _LARGEST:
+        away = torch.rand(size, generator=torch.Generator().manual_seed(size)) < 0.5
+        yield from (away, ~away)
+        return
     places = torch.arange(size)
     all_digits = max(1, math.ceil(math.log2(size)))
     for digit in range(all_digits if digits is None else min(digits, all_digits)):
