@@ -133,6 +133,16 @@ class Boxed(nn.Module):
         return self.base(x) * self.factors["default"].flatten()
 
 
+class ScaledTable(nn.Embedding):
+    """An embedding with a forward of its own, as Gemma has it, in which nothing is learnt of token 0."""
+
+    def __init__(self):
+        super().__init__(11, 6, padding_idx=0)
+
+    def forward(self, ids):
+        return 4.0 * super().forward(ids)
+
+
 class Bags(nn.Module):
     """Bags of different lengths: token 0 is left out, and what is left begins at an offset."""
 
@@ -282,6 +292,10 @@ MODELS = {
     ),
     "largest of a bag": (
         lambda: nn.Sequential(nn.EmbeddingBag(11, 6, mode="max"), nn.Linear(6, 3)),
+        "tokens",
+    ),
+    "scaled table": (
+        lambda: Head(nn.Sequential(ScaledTable(), nn.Tanh(), nn.Linear(6, 3)), lambda m, x: m(x).mean(1)),
         "tokens",
     ),
     "bags": (lambda: Bags(mode="sum"), "tokens"),

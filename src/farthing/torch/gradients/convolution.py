@@ -14,7 +14,7 @@ from farthing.torch.kernels import positions, totals
 from farthing.torch.kernels.positions import blanked, fused, where
 from farthing.torch.kernels.totals import exact
 
-_POSITIONS = 32  # of a gradient that is rather made twice than kept
+_POSITIONS = 64  # of a gradient that is rather made twice than kept
 _LARGER = 4  # times as large as what it is made of
 _FILTERS = 8  # of a group, at least, for which lanes of a processor are not mostly empty
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from farthing.errors import Unsupported
 from farthing.torch.gradients.convolution import windows
@@ -225,7 +226,7 @@ def anything(tape: Tape, module: nn.Module, own: Any, *args: Any, **kwargs: Any)
     ]
 
     def forward(weights: dict[str, Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
-        with _without(module):
+        with _without(module), _Lookups():
             again, more = _filled((args, kwargs), iter(tensors))
             found = functional_call(module, weights, again, more)
         shape.append(found)
@@ -238,6 +239,22 @@ def anything(tape: Tape, module: nn.Module, own: Any, *args: Any, **kwargs: Any)
         out if axis is None else out.flatten(axis, axis + 1) for out, axis in zip(outs, outer, strict=True)
     )
     return _filled(shape[0], joined)
+
+
+class _Lookups(TorchFunctionMode):
+    """A mode in which nothing is learnt at the padding index of a table, in whichever lane of vmap.
+
+    With a table in every lane, torch knows that index in the first lane only.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        if func is not F.embedding or given.get("padding_idx") is None:
+            return func(*args, **given)
+        ids, table = args
+        padding = given.pop("padding_idx") % table.shape[0]
+        found = func(ids, table, **given)
+        return torch.where((ids == padding)[..., None], found.detach(), found)
 
 
 @contextmanager
