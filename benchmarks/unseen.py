@@ -116,7 +116,10 @@ def opacus(mode: str) -> Callable[..., Step]:
         from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
         from opacus.validators import ModuleValidator
 
-        model = ModuleValidator.fix(model).train()
+        for module in model.modules():
+            if getattr(module, "inplace", False):  # its hooks hand out views, which may not be overwritten
+                module.inplace = False
+        model = (model if ModuleValidator.is_valid(model) else ModuleValidator.fix(model)).train()
         plain = optimizer_of(case, model)
         settings = {"noise_multiplier": 0.5, "max_grad_norm": 1.0, "expected_batch_size": len(x)}
         if mode == "hooks":

@@ -1,5 +1,6 @@
 """A pass over private examples leaves nothing behind: no gradient of its own, nothing in the model."""
 
+import copy
 import gc
 import io
 import random
@@ -406,3 +407,32 @@ def test_a_table_that_makes_what_it_gives_is_left_alone():
     with leftovers.Wall(model, None, everything=True):
         model(torch.randn(2, 5))
     assert isinstance(table["relu"], nn.ReLU)
+
+
+class Needy(nn.Module):
+    """A model that makes its input need a gradient in training mode, as Wav2Vec2 does."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 2)
+
+    def forward(self, x):
+        x = x[:, None]
+        if self.training:
+            x.requires_grad = True
+        return self.head(torch.tanh(self.body(x))).squeeze(1)
+
+
+def test_an_input_that_a_pass_makes_need_a_gradient_is_no_weight_left_out():
+    torch.manual_seed(0)
+    model = Needy().train()
+    gradient, bound = Gradient(model, LOSS, route="auto"), ClipNorm(0.5)
+    found = gradient.bounded_sum(Examples((X[:20], Y[:20])).take(slice(None)), None, bound)
+    expected = torch.zeros_like(found, dtype=torch.float64)
+    wide = copy.deepcopy(model).double()
+    trained = list(wide.parameters())
+    for x, y in zip(X[:20], Y[:20], strict=True):
+        parts = torch.autograd.grad(LOSS(wide(x[None].double()), y[None]).sum(), trained)
+        row = torch.cat([part.flatten() for part in parts])
+        expected += row * (0.5 / row.norm().clamp_min(0.5))
+    assert torch.allclose(found.double(), expected, atol=1e-5)

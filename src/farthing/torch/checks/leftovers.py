@@ -68,8 +68,9 @@ def refuse(model: nn.Module, loss: Any, losses: Callable[[int, int], Tensor]) ->
     cached once and for all (positions, masks) may stay.
     """
     trained = {id(p) for p in model.parameters()}
-    for leaf in _leaves(losses(4, 0)):
-        if id(leaf) not in trained:
+    others = {id(leaf): leaf for leaf in _leaves(losses(4, 0)) if id(leaf) not in trained}
+    for leaf in _leaves(losses(4, 0)) if others else ():  # one that every pass makes anew is no weight
+        if id(leaf) in others:
             raise Unsupported(_unseen(loss, leaf))
     before = values(model, loss)
     losses(3, 1)
