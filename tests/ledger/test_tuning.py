@@ -51,6 +51,20 @@ def test_the_best_candidate_is_released_and_all_of_the_budget_is_charged(tmp_pat
         ledger.over(ROWS).ask(_query(1000.0))
 
 
+@pytest.mark.parametrize("drawn", [1, 4])
+def test_there_are_as_many_runs_as_were_drawn(drawn, monkeypatch):
+    monkeypatch.setattr(tuning.RunCount, "draw", lambda self, stream: drawn)
+    asked = []
+
+    def run(candidate, own):
+        found = _asks(candidate, own)
+        asked.append(candidate)  # a rehearsal ends at its first question
+        return found
+
+    best_of(run, [1], ft.Ledger(BUDGET), runs=10)
+    assert len(asked) == drawn
+
+
 def test_the_charge_is_durable_before_the_first_run(tmp_path):
     path, seen = tmp_path / "l", []
     ledger = ft.Ledger(BUDGET, journal=path)
