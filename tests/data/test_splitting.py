@@ -90,7 +90,7 @@ def test_the_first_rows_of_each_person_are_found_in_memory_and_in_files(
 ) -> None:
     people = People(most=room)
     for start in range(0, len(keys), 7):
-        people.add(keys[start : start + 7])
+        people.add([key.encode() for key in keys[start : start + 7]])
     counted = Counter[str]()
     expected = []
     for key in keys:

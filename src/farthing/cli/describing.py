@@ -1,7 +1,7 @@
 """The description of a table: its columns are read, and described from one part of a budget."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from farthing.accounting.filters import BasicFilter, GdpFilter
 from farthing.budget import Budget, Unit
 from farthing.data import table_files
 from farthing.data.columns import Categorical, Column, Date, Numeric, Unbounded, numbers
+from farthing.data.csv_cells import Cells
 from farthing.data.csv_files import Csv
 from farthing.data.splitting import Spool
 from farthing.errors import InvalidValue, Unsupported
@@ -94,21 +95,24 @@ def _read(
     for block in table_files.columns(table, [*names, *(one.name for one in listed)], csv):
         if names:
             spool.add(
-                np.column_stack(
-                    [_numbers(known.get(name), name, block[name], csv if commas else None) for name in names]
-                )
+                np.column_stack([_numbers(known.get(name), name, block, csv, commas) for name in names])
             )
         if listed:
             codes.append(np.column_stack([one.codes(block[one.name]) for one in listed]))
     return spool.value(), np.concatenate(codes)
 
 
-def _numbers(column: Column | None, name: str, cells: NDArray[Any], csv: Csv | None) -> NDArray[np.float64]:
+def _numbers(
+    column: Column | None, name: str, block: Mapping[str, NDArray[Any]], csv: Csv, commas: bool
+) -> NDArray[np.float64]:
+    if isinstance(block, Cells) and not isinstance(column, Date):
+        return block.numbers(name, commas=commas, declared=csv.decimal == ",")
+    cells = block[name]
     if isinstance(column, Date):
         return column.days(cells)
     if cells.dtype.kind == "M":
         return Date(name, "1970-01-01", "1970-01-02").days(cells)
-    return numbers(name, cells if csv is None else table_files.points(cells, csv))
+    return numbers(name, cells)
 
 
 def _allowance(

@@ -16,28 +16,74 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, NamedTuple, TextIO
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple, TextIO
 
 from farthing import validate
-from farthing.data import packed_files
+from farthing.data import csv_cells, packed_files
+from farthing.data.csv_cells import Cells
 from farthing.errors import InvalidValue
 from farthing.validate import did_you_mean
 
 _BLOCK = 2**13  # rows held as text at a time
+_BYTES = 2**19  # bytes that a kernel is given at a time
 _LONGEST = 2**24  # characters of a line
 _SAID = 8  # columns that are named in a message
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
-class _Opened(NamedTuple):
-    """An open file: its records as rows of cells, what separates them, and which share is read."""
+class _Lines:
+    """Lines of a file, counted; an endless one, such as a device may give, does not fill the memory."""
 
-    lines: Any
+    def __init__(self, lines: TextIO) -> None:
+        self._file, self.number, self.plain = lines, 0, True
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._file.readline(_LONGEST)
+        if not line:
+            raise StopIteration
+        if len(line) == _LONGEST:
+            raise _endless()
+        self.number += 1
+        self.plain = self.plain and line.endswith("\n")  # and not a carriage return alone
+        return line
+
+
+class _Opened(NamedTuple):
+    """An open file: its records as rows of cells, its lines, the delimiter, and which share is read."""
+
+    rows: Iterator[list[str]]
+    lines: _Lines
     delimiter: str
     share: Callable[[], float]
+    utf8: bool
+
+
+@dataclass(slots=True)
+class _Table:
+    """The wanted columns of a file: how many it has, where those are, and how many records were read."""
+
+    path: str
+    width: int
+    places: dict[str, int]
+    done: int = 0
+
+    def cells(self, block: list[list[str]]) -> Cells:
+        """Return the wanted cells of some records, without blank lines."""
+        rows = [row for row in block if row]
+        if not {*map(len, rows)} <= {self.width}:
+            rows = _cut(rows, self.width)
+        if not {*map(len, rows)} <= {self.width}:
+            odd = next(place for place, row in enumerate(rows) if len(row) != self.width)
+            raise InvalidValue(
+                f"{self.path!r} is not a CSV table: not every record has as many cells as the header, "
+                f"{self.width} (record {self.done + odd + 1:,} after it is the first)"
+            )
+        self.done += len(rows)
+        columns = list(zip(*rows, strict=True)) or [()] * self.width
+        return Cells({name: columns[place] for name, place in self.places.items()}, len(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +143,18 @@ class Csv:
 
     def count(self, path: str, names: Iterable[str]) -> int:
         """Return the number of records; ``names`` must all be columns. No cell is read."""
-        return sum(len(rows) for _, rows in self._blocks(path, names))
+        return sum(block.records for block in self.columns(path, names))
 
-    def columns(self, path: str, names: Iterable[str]) -> Iterator[dict[str, NDArray[Any]]]:
+    def columns(self, path: str, names: Iterable[str]) -> Iterator[Cells]:
         """Yield the named columns, block by block."""
-        for places, rows in self._blocks(path, names):
-            cells = list(zip(*rows, strict=True))
-            # objects, because an array of text gives every cell the size of the longest
-            yield {name: np.array(cells[place], dtype=object) for name, place in places.items()}
+        wanted = list(names)
+        with self._opened(path) as opened:
+            first = _first(path, opened)
+            table = _Table(path, len(first), _places(path, first, wanted, opened.delimiter))
+            if not (opened.utf8 and opened.lines.plain and opened.delimiter != " "):
+                yield from self._blocks(table, opened.rows, opened.share)
+                return
+        yield from self._quick(table, opened)
 
     def commas(self, path: str) -> bool:
         """Return whether numbers of this file may have a comma before their fraction."""
@@ -117,62 +167,89 @@ class Csv:
         with self._opened(path) as opened:
             return opened.delimiter
 
-    def _blocks(self, path: str, names: Iterable[str]) -> Iterator[tuple[dict[str, int], list[list[str]]]]:
-        """Yield the places of the named columns, with rows of cells, block by block."""
-        with self._opened(path) as opened:
-            first = _first(path, opened)
-            places = _places(path, first, names, opened.delimiter)
-            done = 0
-            while block := list(islice(opened.lines, _BLOCK)):
-                rows = [row for row in block if row]  # no empty lines
-                if not {*map(len, rows)} <= {len(first)}:
-                    rows = _cut(rows, len(first))
-                if not {*map(len, rows)} <= {len(first)}:
-                    odd = next(place for place, row in enumerate(rows) if len(row) != len(first))
-                    raise InvalidValue(
-                        f"{path!r} is not a CSV table: not every record has as many cells as the header, "
-                        f"{len(first)} (record {done + odd + 1:,} after it is the first)"
-                    )
-                done += len(rows)
-                if rows:
-                    yield places, rows
+    def _blocks(
+        self, table: _Table, rows: Iterator[list[str]], share: Callable[[], float]
+    ) -> Iterator[Cells]:
+        """Yield the columns of all records that are left, read by Python's module."""
+        while block := list(islice(rows, _BLOCK)):
+            cells = table.cells(block)
+            if cells.records:
+                yield cells
+            if self.seen is not None:
+                self.seen(share())
+
+    def _quick(self, table: _Table, opened: _Opened) -> Iterator[Cells]:
+        """Yield the columns of a file in UTF-8, from below its header: by a kernel while lines are plain."""
+        with _said_as(table.path, self.encoding), packed_files.opened(table.path) as (file, share):
+            for _ in range(opened.lines.number):
+                file.readline()
+            while text := file.read(_BYTES):
+                end = file.readline(_LONGEST)
+                if len(end) == _LONGEST:
+                    raise _endless()
+                text += end if end.endswith(b"\n") or (not end and text.endswith(b"\n")) else end + b"\n"
+                if not text.isascii():
+                    text.decode()  # refused where it is not UTF-8
+                cells = csv_cells.split(text, opened.delimiter, table.places, table.width)
+                if cells is None:
+                    more = io.TextIOWrapper(file, encoding="utf-8", newline="")
+                    lines = chain(_Lines(io.StringIO(text.decode(), newline="")), _Lines(more))
+                    yield from self._blocks(table, _rows(lines, opened.delimiter), share)
+                    return
+                table.done += cells.records
+                if cells.records:
+                    yield cells
                 if self.seen is not None:
-                    self.seen(opened.share())
+                    self.seen(share())
 
     @contextmanager
     def _opened(self, path: str) -> Iterator[_Opened]:
         """Open a file; any failure to read is an `InvalidValue`."""
-        try:
-            with packed_files.opened(path) as (inner, share):
-                encoding = self.encoding or _encoding(inner.peek(4)[:4])
-                signed = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
-                with io.TextIOWrapper(inner, encoding=signed, newline="") as file:
-                    lines = _lines(file)
-                    for _ in range(self.header_line - 1):
-                        next(lines, "")
-                    first = next((line for line in lines if line.strip()), "")
-                    delimiter = self.delimiter or _sniffed(first)
-                    if _said(first):  # as Excel writes it
-                        first, delimiter = next(lines, ""), self.delimiter or _said(first)
-                    whole: Iterator[str] = chain([first] if first else [], lines)
-                    if delimiter == " ":  # columns that are filled up with spaces
-                        whole = (" ".join(filter(None, line.split(" "))) for line in whole)
-                    skip = delimiter != " "
-                    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST))  # a long cell is a cell
-                    rows = csv.reader(whole, delimiter=delimiter, skipinitialspace=skip, strict=True)
-                    yield _Opened(rows, delimiter, share)
-        except UnicodeError:  # the error's own text shows a byte of the file
-            raise InvalidValue(
-                f"{path!r} is not a CSV table: it is not {self.encoding or 'UTF-8'} text (give --encoding, "
-                "often cp1252, or save it as UTF-8)"
-            ) from None
-        except csv.Error as error:
-            raise InvalidValue(f"{path!r} is not a CSV table: {error}") from None
+        with _said_as(path, self.encoding), packed_files.opened(path) as (inner, share):
+            encoding = (self.encoding or _encoding(inner.peek(4)[:4])).lower().replace("_", "-")
+            utf8 = encoding in ("utf-8", "utf8", "utf-8-sig")
+            with io.TextIOWrapper(inner, encoding="utf-8-sig" if utf8 else encoding, newline="") as file:
+                lines = _Lines(file)
+                for _ in range(self.header_line - 1):
+                    next(lines, "")
+                first = next((line for line in lines if line.strip()), "")
+                delimiter = self.delimiter or _sniffed(first)
+                if _said(first):  # as Excel writes it
+                    first, delimiter = next(lines, ""), self.delimiter or _said(first)
+                rows = _rows(chain([first] if first else [], lines), delimiter)
+                yield _Opened(rows, lines, delimiter, share, utf8)
+
+
+@contextmanager
+def _said_as(path: str, encoding: str | None) -> Iterator[None]:
+    """Raise an `InvalidValue` for text that is not a table, without what stands in it."""
+    try:
+        yield
+    except UnicodeError:  # the error's own text shows a byte of the file
+        raise InvalidValue(
+            f"{path!r} is not a CSV table: it is not {encoding or 'UTF-8'} text (give --encoding, often "
+            "cp1252, or save it as UTF-8)"
+        ) from None
+    except csv.Error as error:
+        raise InvalidValue(f"{path!r} is not a CSV table: {error}") from None
+
+
+def _endless() -> csv.Error:
+    return csv.Error(f"it has a line of more than {_LONGEST:,} characters")
+
+
+def _rows(lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
+    """Return the records of lines, each a list of cells."""
+    if delimiter == " ":  # columns that are filled up with spaces
+        lines = (" ".join(filter(None, line.split(" "))) for line in lines)
+    skip = delimiter != " "
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST))  # a long cell is a cell
+    return csv.reader(iter(lines), delimiter=delimiter, skipinitialspace=skip, strict=True)
 
 
 def _first(path: str, opened: _Opened) -> list[str]:
     """Return the names in the first line."""
-    names = [name.strip() for name in next(opened.lines, [])]
+    names = [name.strip() for name in next(opened.rows, [])]
     if not names:
         raise InvalidValue(f"{path!r} is empty: it needs a first line with the names of its columns")
     return names
@@ -203,14 +280,6 @@ def _sniffed(line: str) -> str:
     """Return the delimiter that a header has most of, outside of quotes; a comma where it has none."""
     bare = "".join(line.split('"')[::2])
     return max(DELIMITERS, key=bare.count)
-
-
-def _lines(file: TextIO) -> Iterator[str]:
-    """Yield lines one by one; an endless line, such as a device may give, does not fill the memory."""
-    while line := file.readline(_LONGEST):
-        if len(line) == _LONGEST:
-            raise csv.Error(f"it has a line of more than {_LONGEST:,} characters")
-        yield line
 
 
 def _places(path: str, header: list[str], names: Iterable[str], delimiter: str) -> dict[str, int]:

@@ -45,6 +45,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing import validate
+from farthing.data.csv_cells import Cells
 from farthing.errors import InvalidValue
 from farthing.noise.summing import checked
 from farthing.queries.samplers import Indices
@@ -81,28 +82,32 @@ class Split:
         if not 0 <= validate.non_negative(share=self.share) < 1:
             raise InvalidValue(f"the share that is held out must be below 1, got {self.share!r}")
 
-    def sides(self, block: Mapping[str, Any], names: Sequence[str]) -> tuple[Mask, Mask, list[str]]:
+    def sides(self, block: Mapping[str, Any], names: Sequence[str]) -> tuple[Mask, Mask, list[bytes]]:
         """Return which records of a block may be learnt from, which are held out, and whose each is.
 
         People may still have more than ``rows`` of them: `People` tells the first ones.
         """
-        texts = [[str(cell) for cell in np.asarray(block[name]).tolist()] for name in self._hashed(names)]
-        keys = ["\x1f".join(cells) for cells in zip(*texts, strict=True)]
-        keys = keys if self.user is None else [key.strip() for key in keys]  # "a" and "a " are one person
-        known = np.array([self._is_known(key) for key in keys], dtype=np.bool_)
-        held = np.array([_place(key) < self.share for key in keys], dtype=np.bool_)
+        if self.user is None:
+            keys = _joined(block, names)
+            known = np.ones(len(keys), np.bool_)
+        else:
+            people = [str(cell).strip() for cell in np.asarray(block[self.user]).tolist()]  # "a " is "a"
+            known = np.array([person.lower() not in _NOBODY for person in people], dtype=np.bool_)
+            keys = [person.encode("utf-8", "surrogatepass") for person in people]
+        held = np.array([self.share > 0 and _place(key) < self.share for key in keys], dtype=np.bool_)
         return known & ~held, known & held, keys
 
-    def _hashed(self, names: Sequence[str]) -> Sequence[str]:
-        return names if self.user is None else [self.user]
 
-    def _is_known(self, person: str) -> bool:
-        return self.user is None or person.lower() not in _NOBODY
+def _joined(block: Mapping[str, Any], names: Sequence[str]) -> list[bytes]:
+    """Return all cells of each record in these columns as one text."""
+    if isinstance(block, Cells):
+        return block.joined(names)
+    return Cells({name: [*map(str, np.asarray(block[name]).tolist())] for name in names}, 0).joined(names)
 
 
-def _place(key: str) -> float:
+def _place(key: bytes) -> float:
     """Return a number in [0, 1) that only the record decides."""
-    digest = blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8, person=b"farthing").digest()
+    digest = blake2b(key, digest_size=8, person=b"farthing").digest()
     return int.from_bytes(digest, "big") / 2.0**64
 
 
@@ -197,7 +202,7 @@ class People:
     kept would depend on another's, who could move twice as many records as are paid for.)
 
     >>> people = People()
-    >>> people.add(["ann", "bob", "ann", "ann", "bob"])
+    >>> people.add([b"ann", b"bob", b"ann", b"ann", b"bob"])
     >>> people.first(2).tolist()
     [True, True, True, False, True]
     """
@@ -206,12 +211,9 @@ class People:
         self._entries = Spool(_WORDS + 1, np.uint64, most)
         self._most = most
 
-    def add(self, keys: Sequence[str]) -> None:
+    def add(self, keys: Sequence[bytes]) -> None:
         """Add the identifiers of the next records."""
-        digests = b"".join(
-            blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8 * _WORDS, person=b"people").digest()
-            for key in keys
-        )
+        digests = b"".join(blake2b(key, digest_size=8 * _WORDS, person=b"people").digest() for key in keys)
         places = np.arange(len(self._entries), len(self._entries) + len(keys), dtype=np.uint64)
         words = np.frombuffer(digests, ">u8").reshape(len(keys), _WORDS)
         self._entries.add(np.column_stack([words, places]))

@@ -5,7 +5,7 @@ Messages name files, columns and what was declared, never a cell of a table.
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -17,6 +17,7 @@ from farthing.data import notation, parquet_files
 from farthing.data import schema as data
 from farthing.data.adult import ADULT, load_adult
 from farthing.data.columns import Categorical, Column, Date, Numeric, Unbounded
+from farthing.data.csv_cells import Cells
 from farthing.data.csv_files import DELIMITERS, Csv
 from farthing.data.schema import Schema
 from farthing.data.splitting import People, Split, Spool
@@ -47,7 +48,7 @@ class FileFormat(Protocol):
     def count(self, path: str, names: Iterable[str]) -> int:
         """Return how many records there are; `InvalidValue` unless all ``names`` are columns."""
 
-    def columns(self, path: str, names: Iterable[str]) -> Iterator[dict[str, NDArray[Any]]]:
+    def columns(self, path: str, names: Iterable[str]) -> Iterator[Mapping[str, NDArray[Any]]]:
         """Yield the named columns, some thousand records at a time."""
 
 
@@ -202,14 +203,14 @@ def count(table: str, schema: Schema, csv: Csv = PLAIN) -> int:
     return _format(table, csv).count(table, _names(schema))
 
 
-def columns(table: str, names: Iterable[str], csv: Csv = PLAIN) -> Iterator[dict[str, NDArray[Any]]]:
+def columns(table: str, names: Iterable[str], csv: Csv = PLAIN) -> Iterator[Mapping[str, NDArray[Any]]]:
     """Yield the named columns of a file, some thousand records at a time."""
     wanted, form, done = list(names), _format(table, csv), 0
     total = 0 if form is csv or csv.seen is None else form.count(table, wanted)
     for block in form.columns(table, wanted):
         yield block
         if csv.seen is not None and total:
-            done += len(block[wanted[0]])
+            done += len(block[wanted[0]])  # of a file whose blocks are arrays
             csv.seen(done / total)
 
 
@@ -232,6 +233,36 @@ def blocks(
     also: Sequence[str] = (),
 ) -> Iterator[data.Table]:
     """Yield the columns that the schema names, and ``also`` others, some thousand records at a time."""
+    for block in _as_written(table, schema, target=target, test=test, csv=csv, also=also):
+        yield _typed(block, schema, csv, commas(table, csv))
+
+
+def _typed(
+    block: Mapping[str, NDArray[Any]], schema: Schema, csv: Csv, comma: bool
+) -> Mapping[str, NDArray[Any]]:
+    """Return a block whose columns of numbers are numbers, where it holds cells of a CSV file."""
+    if not isinstance(block, Cells):
+        return block
+    plain = (*schema.columns, schema.target)
+    numbers = {column.name for column in plain if isinstance(column, Numeric | Unbounded)}
+    return {
+        name: block.numbers(name, commas=comma, declared=csv.decimal == ",")
+        if name in numbers
+        else block[name]
+        for name in block
+    }
+
+
+def _as_written(
+    table: str,
+    schema: Schema,
+    *,
+    target: bool = True,
+    test: bool = False,
+    csv: Csv = PLAIN,
+    also: Sequence[str] = (),
+) -> Iterator[Mapping[str, NDArray[Any]]]:
+    """Yield the columns that the schema names, and ``also`` others, as a file holds them."""
     if table == EMBEDDED:
         if also:
             raise InvalidValue(f"the table {EMBEDDED!r} has no column {also[0]!r}")
@@ -240,11 +271,7 @@ def blocks(
         yield {name: np.asarray(values)[rows] for name, values in adult.table.items()}
         return
     names = _names(schema, target)
-    plain = (*schema.columns, schema.target)
-    numbers = [column.name for column in plain if isinstance(column, Numeric | Unbounded)]
-    fractions = {*numbers} if commas(table, csv) else set()
-    for block in columns(table, [*names, *(name for name in also if name not in names)], csv):
-        yield {name: points(cells, csv) if name in fractions else cells for name, cells in block.items()}
+    yield from columns(table, [*names, *(name for name in also if name not in names)], csv)
 
 
 class TrainingRows(NamedTuple):
@@ -273,14 +300,16 @@ def training_rows(
     plain = split.user is None and not split.share
     unbounded = any(isinstance(column, Unbounded) for column in schema.columns)
     learnt, held = (_Side(schema.width, unbounded) for _ in range(2))
-    for block in blocks(table, schema, csv=csv, also=also):
+    comma = commas(table, csv)
+    for written in _as_written(table, schema, csv=csv, also=also):
+        block = _typed(written, schema, csv, comma)
         if strict:
             _inside(table, schema, block)
         features, targets = schema.encode(block), _blank(schema.encode_target(block))
         if plain:
             learnt.add(features, targets, None)
             continue
-        *masks, keys = split.sides(block, names)
+        *masks, keys = split.sides(written, names)
         for side, mask in zip((learnt, held), masks, strict=True):
             whose = None if split.user is None else [keys[place] for place in np.flatnonzero(mask)]
             side.add(features[mask], targets[mask], whose)
@@ -296,7 +325,7 @@ class _Side:
         self._y = Spool(1, np.float64, most=2**25)
         self._people = People()
 
-    def add(self, features: Array, targets: Array, whose: Sequence[str] | None) -> None:
+    def add(self, features: Array, targets: Array, whose: Sequence[bytes] | None) -> None:
         """Add records, of known people if ``whose`` is given."""
         self._X.add(features)
         self._y.add(targets[:, None])
@@ -428,11 +457,5 @@ def _inside(table: str, schema: Schema, block: data.Table) -> None:
 
 def commas(table: str, csv: Csv) -> bool:
     """Return whether numbers of a file may have a comma before their fraction."""
-    form = _format(table, csv)
+    form = _format(table, csv) if table != EMBEDDED else None
     return isinstance(form, Csv) and form.commas(table)
-
-
-def points(cells: NDArray[Any], csv: Csv) -> NDArray[Any]:
-    """Return numbers with a point where they have a comma before their fraction: `notation.point`."""
-    declared = csv.decimal == ","
-    return np.array([notation.point(cell, declared) for cell in cells.tolist()], dtype=object)

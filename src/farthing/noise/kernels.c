@@ -2128,3 +2128,131 @@ i64 mixed_ahead(const i64 *restrict drawn, i64 n, int32_t *restrict rows, i64 pi
     }
     return strange;
 }
+
+/* ---- Cells of CSV files ---- */
+
+#define LONGEST_CELL 131072 /* bytes, as Python's module csv has it */
+
+/* Splits whole lines, each with a line feed at its end, into `columns` cells between `mark`. Cell c of a row is
+   wanted as the one of number slots[c], unless that is negative: ends[(row * wanted + number) * 2] is where it begins,
+   and the next entry where it ends. Spaces before a cell do not count, nor do empty lines and a carriage return before
+   a line feed; a cell may stand in quotes. Returns how many rows there are, or -1 for what is written in another way
+   (a quote or a line feed within quotes, another number of cells, a byte 0), which Python's module reads or refuses. */
+i64 cells(const uint8_t *restrict text, i64 bytes, i64 mark, i64 columns, const int32_t *restrict slots, i64 wanted,
+          i64 most, int32_t *restrict ends)
+{
+    i64 row = 0, at = 0;
+    while (at < bytes) {
+        if (text[at] == '\n' || (text[at] == '\r' && at + 1 < bytes && text[at + 1] == '\n')) {
+            at += text[at] == '\r' ? 2 : 1;
+            continue;
+        }
+        if (row >= most)
+            return -1;
+        for (i64 c = 0;; c++) {
+            while (text[at] == ' ' && mark != ' ')
+                at++; /* the line feed at the end stops it */
+            i64 begin = at, end;
+            if (text[at] == '"') {
+                begin = ++at;
+                while (text[at] != '"' && text[at] != '\n' && text[at] != '\r' && text[at])
+                    at++;
+                if (text[at] != '"')
+                    return -1;
+                end = at++;
+            } else {
+                while (text[at] != mark && text[at] != '\n' && text[at] != '\r' && text[at])
+                    at++;
+                end = at;
+            }
+            if (c >= columns || end - begin > LONGEST_CELL)
+                return -1;
+            if (slots[c] >= 0) {
+                int32_t *own = ends + (row * wanted + slots[c]) * 2;
+                own[0] = (int32_t)begin, own[1] = (int32_t)end;
+            }
+            if (text[at] == mark) {
+                at++;
+                continue;
+            }
+            at += text[at] == '\r';
+            if (text[at] != '\n' || c + 1 != columns)
+                return -1;
+            at++;
+            break;
+        }
+        row++;
+    }
+    return row;
+}
+
+/* out[i] = the number in a cell, whose ends are at ends[i * stride]; NaN where it is empty. A comma may stand in place
+   of the point if `comma` is 1, and must if it is 2. Only numbers that are read without rounding (less than 2^53, times
+   a power of ten up to 10^22) are: odd[i] = 1 and NaN for every other cell. Returns how many those are. */
+i64 cell_numbers(const uint8_t *restrict text, const int32_t *restrict ends, i64 rows, i64 stride, i64 comma,
+                 double *restrict out, uint8_t *restrict odd)
+{
+    static const double tens[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8,  1e9,  1e10, 1e11,
+                                  1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
+    i64 strange = 0;
+    for (i64 i = 0; i < rows; i++) {
+        const uint8_t *p = text + ends[i * stride], *end = text + ends[i * stride + 1];
+        while (p < end && end[-1] == ' ')
+            end--;
+        while (p < end && *p == ' ')
+            p++;
+        out[i] = NAN, odd[i] = 0;
+        if (p == end)
+            continue;
+        const int minus = *p == '-';
+        p += minus || *p == '+';
+        u64 whole = 0;
+        i64 digits = 0, power = 0, seen = 0;
+        for (; p < end; p++) {
+            const unsigned figure = *p - '0';
+            if (figure <= 9) {
+                whole = whole * 10 + figure;
+                digits += whole > 0 || !seen;
+                power -= seen;
+            } else if (!seen && ((*p == '.' && comma < 2) || (*p == ',' && comma > 0)))
+                seen = 1;
+            else
+                break;
+            if (digits > 18)
+                break;
+        }
+        int fits = digits > 0 || power < 0;
+        if (p < end && fits && (*p | 32) == 'e') {
+            i64 lifted = 0, down = ++p < end && *p == '-';
+            p += p < end && (*p == '-' || *p == '+');
+            fits = p < end;
+            for (; p < end && (unsigned)(*p - '0') <= 9 && lifted < 1000; p++)
+                lifted = lifted * 10 + (*p - '0');
+            power += down ? -lifted : lifted;
+        }
+        if (p == end && fits && whole < (1ull << 53) && power >= -22 && power <= 22) {
+            const double value = power < 0 ? (double)whole / tens[-power] : (double)whole * tens[power];
+            out[i] = minus ? -value : value;
+        } else
+            odd[i] = 1, strange++;
+    }
+    return strange;
+}
+
+/* Joins wanted cells of every row, by the numbers in `order`, with a byte 31 between; stops[row] is where they end. */
+i64 joined_cells(const uint8_t *restrict text, const int32_t *restrict ends, i64 rows, i64 wanted,
+                 const int32_t *restrict order, i64 count, uint8_t *restrict out, i64 *restrict stops)
+{
+    i64 at = 0;
+    for (i64 row = 0; row < rows; row++) {
+        for (i64 c = 0; c < count; c++) {
+            const int32_t *own = ends + (row * wanted + order[c]) * 2;
+            if (c)
+                out[at++] = 31;
+            memcpy(out + at, text + own[0], own[1] - own[0]);
+            at += own[1] - own[0];
+        }
+        stops[row] = at;
+    }
+    return at;
+}
