@@ -146,7 +146,7 @@ class Spool:
     def read(self, rows: int) -> Iterator[NDArray[Any]]:
         """Yield all rows, at most so many at a time; no row may be added meanwhile."""
         if self._file is None:
-            whole = np.concatenate(self._blocks)
+            whole = self.value()
             yield from (whole[start : start + rows] for start in range(0, len(whole), rows))
             return
         self._file.flush()
@@ -161,7 +161,7 @@ class Spool:
     def keep(self, kept: NDArray[np.bool_]) -> None:
         """Leave out all rows but those that are kept, in the same file."""
         if self._file is None:
-            self._blocks = [np.concatenate(self._blocks)[kept]]
+            self._blocks = [self.value()[kept]]
             self._bytes = self._blocks[0].nbytes
             return
         self._file.flush()
@@ -174,6 +174,17 @@ class Spool:
         self._bytes = end
         self._file.truncate(end)
 
+    def _gathered(self) -> NDArray[Any]:
+        """Return all blocks as one; each is given back when it is copied, so that no second copy is held."""
+        if len(self._blocks) == 1:
+            return self._blocks[0]
+        whole, end = np.empty((len(self), self._width), self._dtype), 0
+        for place, block in enumerate(self._blocks):
+            whole[end : end + len(block)] = block
+            end += len(block)
+            self._blocks[place] = block[:0].copy()
+        return whole
+
     def close(self) -> None:
         """Give the file back, if there is one."""
         if self._file is not None:
@@ -182,7 +193,8 @@ class Spool:
     def value(self) -> NDArray[Any]:
         """Return all rows: an array, or a memory map of the file."""
         if self._file is None:
-            return np.concatenate(self._blocks)
+            self._blocks = [self._gathered()]
+            return self._blocks[0]
         with self._file as file:  # the memory map keeps it open
             file.flush()
             if not len(self):
