@@ -119,7 +119,7 @@ class Spool:
     by far more than its bound. float32 is for features in [0, 1], each rounded by itself within those.
     """
 
-    def __init__(self, width: int, dtype: type[np.generic] = np.float64, most: int = 2**29) -> None:
+    def __init__(self, width: int, dtype: type[np.generic] = np.float64, most: int = 2**26) -> None:
         self._width, self._dtype, self._most, self._bytes = width, np.dtype(dtype), most, 0
         self._blocks: list[NDArray[Any]] = [np.zeros((0, width), dtype)]
         self._file: Any = None
