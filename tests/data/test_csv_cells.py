@@ -1,4 +1,4 @@
-"""Cells of CSV files: the kernel's are those of Python's module, for every file."""
+"""CsvCells of CSV files: the kernel's are those of Python's module, for every file."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from farthing.data import csv_cells, csv_files, notation
-from farthing.data.csv_cells import Cells
+from farthing.data.csv_cells import CsvCells
 from farthing.data.csv_files import Csv
 from farthing.errors import InvalidValue
 from farthing.noise import native
@@ -94,7 +94,7 @@ def test_numbers_are_those_of_python_to_the_last_bit(cells: list[str], marks: tu
     found = csv_cells.split(text, "\t", {"b": 1, "a": 0}, 2)
     if found is None:
         pytest.skip("without kernels")
-    plain = Cells({"a": [cell.strip() for cell in cells]}, len(cells))
+    plain = CsvCells({"a": [cell.strip() for cell in cells]}, len(cells))
     commas, declared = marks
     mine, other = (one.numbers("a", commas=commas, declared=declared) for one in (found, plain))
     assert mine.tobytes() == other.tobytes() or np.array_equal(mine, other, equal_nan=True)
@@ -113,7 +113,7 @@ def test_joined_cells_are_the_same_bytes(rows: list[tuple[str, str, str]]) -> No
     text = "".join(",".join(row) + "\n" for row in rows).encode()
     found = csv_cells.split(text, ",", {"c": 2, "a": 0}, 3)
     assert found is not None
-    plain = Cells({"a": [row[0] for row in rows], "c": [row[2] for row in rows]}, len(rows))
+    plain = CsvCells({"a": [row[0] for row in rows], "c": [row[2] for row in rows]}, len(rows))
     assert found.joined(["a", "c"]) == plain.joined(["a", "c"])
     assert found.records == len(rows)
 

@@ -1,5 +1,8 @@
 """Tables: blocks and public maps agree with the plain arithmetic they stand for."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -273,3 +276,23 @@ def test_a_column_that_is_stored_several_times_in_a_row_is_clipped_as_their_sum(
     (block,) = whole.blocks(features)
     np.testing.assert_allclose(block.rows(features), plain(X, features, bounds), atol=1e-6)
     assert X.nnz == 66  # the caller's rows stay as they are
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+@pytest.mark.parametrize("form", [np.asarray, sparse.csr_array])
+def test_a_copy_reads_its_own_rows_and_no_address_of_the_original(copied, form):
+    """A worker of a cluster is sent tables that another one has read."""
+    X = np.random.default_rng(0).uniform(size=(5000, 7))
+    table, features = Table(form(X), X[:, 0]), Features(7)
+    assert table.raw(features) is not None
+    batch = table.take(np.arange(5))
+    for original in (table, batch):
+        other = copied(original)
+        assert other._lie is False
+        assert other._factors == {}
+        found, expected = (
+            np.concatenate([block.norm for block in one.blocks(features)]) for one in (other, original)
+        )
+        assert np.array_equal(found, expected)
+    own, theirs = (one.raw(features).stored.addresses for one in (table, copied(table)))
+    assert (own == theirs) == (copied is copy.copy)

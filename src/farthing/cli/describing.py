@@ -13,7 +13,7 @@ from farthing.accounting.filters import BasicFilter, GdpFilter
 from farthing.budget import Budget, Unit
 from farthing.data import table_files
 from farthing.data.columns import Categorical, Column, Date, Numeric, Unbounded, numbers
-from farthing.data.csv_cells import Cells
+from farthing.data.csv_cells import CsvCells
 from farthing.data.csv_files import Csv
 from farthing.data.splitting import Spool
 from farthing.errors import InvalidValue, Unsupported
@@ -105,7 +105,7 @@ def _read(
 def _numbers(
     column: Column | None, name: str, block: Mapping[str, NDArray[Any]], csv: Csv, commas: bool
 ) -> NDArray[np.float64]:
-    if isinstance(block, Cells) and not isinstance(column, Date):
+    if isinstance(block, CsvCells) and not isinstance(column, Date):
         return block.numbers(name, commas=commas, declared=csv.decimal == ",")
     cells = block[name]
     if isinstance(column, Date):

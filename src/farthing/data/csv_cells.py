@@ -1,10 +1,10 @@
 """Hold some records of a CSV file: their cells as text, as numbers, or joined, each when it is asked for.
 
-`Cells` holds lists that Python's module csv made. `RawCells` holds the bytes of whole lines and where cells
-begin and end, which a C kernel finds; it takes plain lines only, and whoever calls hands the others to the
-module. Both give the same answers, whatever stands in other records.
+`CsvCells` holds lists that Python's module csv made. `RawCsvCells` holds the bytes of whole lines and where
+cells begin and end, which a C kernel finds; it takes plain lines only, and whoever calls hands the others to
+the module. Both give the same answers, whatever stands in other records.
 
->>> lines = Cells({"age": ["35", "$1,000", ""]}, records=3)
+>>> lines = CsvCells({"age": ["35", "$1,000", ""]}, records=3)
 >>> lines["age"].tolist(), lines.numbers("age", commas=False).tolist()
 (['35', '$1,000', ''], [35.0, 1000.0, nan])
 """
@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 _JOINT = "\x1f"  # between cells that are joined
 
 
-class Cells(Mapping[str, NDArray[Any]]):
+class CsvCells(Mapping[str, NDArray[Any]]):
     """Records of a CSV file: for each wanted column its cells as an array of texts.
 
     Parameters
@@ -67,7 +67,7 @@ class Cells(Mapping[str, NDArray[Any]]):
         return [_JOINT.join(cells).encode("utf-8", "surrogatepass") for cells in texts]
 
 
-class RawCells(Cells):
+class RawCsvCells(CsvCells):
     """Records of a CSV file as bytes of UTF-8 text, with the ends of wanted cells.
 
     Parameters
@@ -137,7 +137,7 @@ class RawCells(Cells):
         return [text[begin:end] for begin, end in pairwise(ends)]
 
 
-def split(text: bytes, mark: str, places: Mapping[str, int], columns: int) -> RawCells | None:
+def split(text: bytes, mark: str, places: Mapping[str, int], columns: int) -> RawCsvCells | None:
     """Return the cells of whole lines, of so many columns; None where no kernel reads them.
 
     ``places`` says which columns are wanted. The text must end with a line feed.
@@ -158,4 +158,4 @@ def split(text: bytes, mark: str, places: Mapping[str, int], columns: int) -> Ra
         *(text, len(text), ord(mark), columns, native.pointer(slots), len(places), most),
         native.pointer(ends),
     )
-    return None if rows < 0 else RawCells([*places], text, ends[:rows])
+    return None if rows < 0 else RawCsvCells([*places], text, ends[:rows])

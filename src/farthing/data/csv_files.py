@@ -20,7 +20,7 @@ from typing import NamedTuple, TextIO
 
 from farthing import validate
 from farthing.data import csv_cells, packed_files
-from farthing.data.csv_cells import Cells
+from farthing.data.csv_cells import CsvCells
 from farthing.errors import InvalidValue
 from farthing.validate import did_you_mean
 
@@ -70,7 +70,7 @@ class _Table:
     places: dict[str, int]
     done: int = 0
 
-    def cells(self, block: list[list[str]]) -> Cells:
+    def cells(self, block: list[list[str]]) -> CsvCells:
         """Return the wanted cells of some records, without blank lines."""
         rows = [row for row in block if row]
         if not {*map(len, rows)} <= {self.width}:
@@ -83,7 +83,7 @@ class _Table:
             )
         self.done += len(rows)
         columns = list(zip(*rows, strict=True)) or [()] * self.width
-        return Cells({name: columns[place] for name, place in self.places.items()}, len(rows))
+        return CsvCells({name: columns[place] for name, place in self.places.items()}, len(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Csv:
         """Return the number of records; ``names`` must all be columns. No cell is read."""
         return sum(block.records for block in self.columns(path, names))
 
-    def columns(self, path: str, names: Iterable[str]) -> Iterator[Cells]:
+    def columns(self, path: str, names: Iterable[str]) -> Iterator[CsvCells]:
         """Yield the named columns, block by block."""
         wanted = list(names)
         with self._opened(path) as opened:
@@ -169,7 +169,7 @@ class Csv:
 
     def _blocks(
         self, table: _Table, rows: Iterator[list[str]], share: Callable[[], float]
-    ) -> Iterator[Cells]:
+    ) -> Iterator[CsvCells]:
         """Yield the columns of all records that are left, read by Python's module."""
         while block := list(islice(rows, _BLOCK)):
             cells = table.cells(block)
@@ -178,7 +178,7 @@ class Csv:
             if self.seen is not None:
                 self.seen(share())
 
-    def _quick(self, table: _Table, opened: _Opened) -> Iterator[Cells]:
+    def _quick(self, table: _Table, opened: _Opened) -> Iterator[CsvCells]:
         """Yield the columns of a file in UTF-8, from below its header: by a kernel while lines are plain."""
         with _said_as(table.path, self.encoding), packed_files.opened(table.path) as (file, share):
             for _ in range(opened.lines.number):

@@ -18,6 +18,7 @@ from farthing.errors import InvalidValue, Unsupported
 from farthing.validate import did_you_mean
 
 _BLOCK = 2**13  # rows held at a time
+_BUFFER = 2**20  # bytes of a column that are read at a time
 _MAGIC = b"PAR1"
 
 
@@ -72,7 +73,8 @@ def _opened(path: str) -> Iterator[Any]:
     except ImportError:
         raise Unsupported(f"{path!r} is a Parquet file, which needs pyarrow: pip install pyarrow") from None
     try:
-        with parquet.ParquetFile(path) as file:
+        # otherwise whole groups of rows, or all of them, are read ahead into memory
+        with parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER) as file:
             yield file
     except arrow.ArrowException:  # the error's own text may show a byte of the file
         raise InvalidValue(f"{path!r} is not a complete Parquet file") from None

@@ -45,7 +45,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing import validate
-from farthing.data.csv_cells import Cells
+from farthing.data.csv_cells import CsvCells
 from farthing.errors import InvalidValue
 from farthing.noise.summing import checked
 from farthing.queries.samplers import Indices
@@ -100,9 +100,9 @@ class Split:
 
 def _joined(block: Mapping[str, Any], names: Sequence[str]) -> list[bytes]:
     """Return all cells of each record in these columns as one text."""
-    if isinstance(block, Cells):
+    if isinstance(block, CsvCells):
         return block.joined(names)
-    return Cells({name: [*map(str, np.asarray(block[name]).tolist())] for name in names}, 0).joined(names)
+    return CsvCells({name: [*map(str, np.asarray(block[name]).tolist())] for name in names}, 0).joined(names)
 
 
 def _place(key: bytes) -> float:

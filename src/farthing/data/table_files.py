@@ -17,7 +17,7 @@ from farthing.data import notation, parquet_files
 from farthing.data import schema as data
 from farthing.data.adult import ADULT, load_adult
 from farthing.data.columns import Categorical, Column, Date, Numeric, Unbounded
-from farthing.data.csv_cells import Cells
+from farthing.data.csv_cells import CsvCells
 from farthing.data.csv_files import DELIMITERS, Csv
 from farthing.data.schema import Schema
 from farthing.data.splitting import People, Split, Spool
@@ -241,7 +241,7 @@ def _typed(
     block: Mapping[str, NDArray[Any]], schema: Schema, csv: Csv, comma: bool
 ) -> Mapping[str, NDArray[Any]]:
     """Return a block whose columns of numbers are numbers, where it holds cells of a CSV file."""
-    if not isinstance(block, Cells):
+    if not isinstance(block, CsvCells):
         return block
     plain = (*schema.columns, schema.target)
     numbers = {column.name for column in plain if isinstance(column, Numeric | Unbounded)}
