@@ -259,7 +259,7 @@ def client() -> Iterator[Any]:
     distributed = pytest.importorskip("distributed", reason="needs the extra dask")
     with (
         distributed.LocalCluster(
-            n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
         ) as cluster,
         distributed.Client(cluster) as found,
     ):
