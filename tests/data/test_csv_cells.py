@@ -124,3 +124,5 @@ def test_a_record_with_another_number_of_cells_is_named_wherever_it_stands() -> 
     assert "(record 41 after it is the first)" in refused
     assert "secret" not in refused
     assert "not UTF-8" in read(f"a,b\n{plain}".encode() + b"1,secret\xff\n", kernel=True)
+    beside = "".join(f"{row},x,y\n" for row in range(40))
+    assert "not UTF-8" in read(f"a,b,c\n{beside}".encode() + b"1,2,secret\xff\n", kernel=True)
