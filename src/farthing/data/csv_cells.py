@@ -87,13 +87,13 @@ class RawCsvCells(CsvCells):
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         found = np.empty(len(self._ends), dtype=object)
-        ends = self._ends[:, self._place[name]].tolist()
-        text = self._text
+        begins, ends = self._ends[:, self._place[name]].T.copy().tolist()
+        text, places = self._text, zip(begins, ends, strict=True)
         if text.isascii():
             plain = text.decode("ascii")
-            found[:] = [plain[begin:end] for begin, end in ends]
+            found[:] = [plain[begin:end] for begin, end in places]
         else:
-            found[:] = [text[begin:end].decode() for begin, end in ends]
+            found[:] = [text[begin:end].decode() for begin, end in places]
         return found
 
     def __iter__(self) -> Iterator[str]:

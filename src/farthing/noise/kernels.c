@@ -2131,7 +2131,7 @@ i64 mixed_ahead(const i64 *restrict drawn, i64 n, int32_t *restrict rows, i64 pi
 
 /* ---- Cells of CSV files ---- */
 
-#define LONGEST_CELL 131072 /* bytes, as Python's module csv has it */
+#define LONGEST_CELL (1 << 24) /* bytes, as `csv_files` has it */
 
 /* Splits whole lines, each with a line feed at its end, into `columns` cells between `mark`. Cell c of a row is
    wanted as the one of number slots[c], unless that is negative: ends[(row * wanted + number) * 2] is where it begins,
