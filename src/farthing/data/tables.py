@@ -321,13 +321,9 @@ class Table:
             self._blank = broken
             self._y = None if y is None else marked(y, broken, isinstance(X, np.memmap))
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
         """Return what a copy needs: neither addresses, which are those of this process, nor factors."""
-        return {name: getattr(self, name) for name in self.__slots__} | {"_lie": False, "_factors": {}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
+        return None, {name: getattr(self, name) for name in self.__slots__} | {"_lie": False, "_factors": {}}
 
     @property
     def X(self) -> Any:
