@@ -285,6 +285,14 @@ def marked(y: NDArray[Any], blank: NDArray[np.bool_], filed: bool) -> Array:
     return found
 
 
+def joined(parts: list[Array | None], norms: list[Array]) -> Array | None:
+    """Return the factors of all blocks, None where all are 1."""
+    if all(part is None for part in parts):
+        return None
+    pairs = zip(parts, norms, strict=True)
+    return np.concatenate([np.ones_like(norm) if part is None else part for part, norm in pairs])
+
+
 def odd_rows(x: Any) -> NDArray[np.bool_]:
     """Return which rows hold a value that is not finite."""
     if not sparse.issparse(x):

@@ -22,7 +22,7 @@ from scipy import sparse
 
 from farthing import validate
 from farthing.data.columns import limits
-from farthing.data.raw import Factors, Gauge, Raw, Stored, marked, odd_rows, slices, stored, without
+from farthing.data.raw import Factors, Gauge, Raw, Stored, joined, marked, odd_rows, slices, stored, without
 from farthing.data.raw import outside as outside_of
 from farthing.errors import InvalidValue
 from farthing.noise import summing
@@ -460,7 +460,7 @@ class Table:
         """Return g, h and |z| of all rows."""
         parts = [self._measure(self._read(place), features, place) for place in self._places()]
         norms = [norm for _, _, norm in parts]
-        unit, shrink = (_joined([part[k] for part in parts], norms) for k in (0, 1))
+        unit, shrink = (joined([part[k] for part in parts], norms) for k in (0, 1))
         return unit, shrink, np.concatenate([np.empty(0), *norms])
 
     def _measure(self, x: Any, features: Features, place: slice) -> Factors:
@@ -482,14 +482,6 @@ class Table:
         radius = np.inf if features.radius is None else features.radius
         shrink = np.where(np.isfinite(norm), np.minimum(1.0, radius / size), 0.0)
         return shrink, np.where(shrink > 0, norm * shrink, 0.0)
-
-
-def _joined(parts: list[Array | None], norms: list[Array]) -> Array | None:
-    """Return the factors of all blocks, None where all are 1."""
-    if all(part is None for part in parts):
-        return None
-    pairs = zip(parts, norms, strict=True)
-    return np.concatenate([np.ones_like(norm) if part is None else part for part, norm in pairs])
 
 
 def _at(factors: Factors, place: Indices) -> Factors:
