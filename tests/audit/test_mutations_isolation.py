@@ -161,7 +161,12 @@ PLANTED = {
     "what a model keeps is not put back": (isolation, "Wall", _nothing, isolated),
     "batching rules by hand run": (isolation, "_without_rules", _nothing, isolated),
     "examples go through together": (bookkeeping.isolation, "per_example", _rows_together, isolated),
-    "nobody is exchanged": (independence, "_patterns", lambda *_: iter(()), checked),
+    "nobody is exchanged": (
+        independence,
+        "_patterns",
+        lambda size, _: iter([torch.zeros(size, dtype=torch.bool)]),
+        checked,
+    ),
     "only small batches": (independence.Effort, "affords", lambda *_: False, checked),
     "only mild values": (probe.Source, "wildest", lambda *_: probe.Ranges(), checked),
     "no value that is not a number": (independence, "_SPOILT", probe.Ranges(), checked),

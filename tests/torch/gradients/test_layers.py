@@ -412,7 +412,12 @@ def test_sums_of_norms_are_those_of_float64(native, shift, monkeypatch):
 def test_known_layers_are_not_mapped():
     known = [name for name in MODELS if anything not in rules_of(made(name)[0])[0].values()]
     mapped = {"transposed", "odd", "odd positions", "prelu", "bilinear", "weight norm", "statistics"}
-    assert set(MODELS) - set(known) == mapped | {"largest of a bag", "boxed", "old weight norm"}
+    assert set(MODELS) - set(known) == mapped | {
+        "largest of a bag",
+        "boxed",
+        "old weight norm",
+        "scaled table",
+    }
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])

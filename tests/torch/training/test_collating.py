@@ -171,11 +171,13 @@ class Rows(Dataset):
         return tuple(column[place] for column in self.columns)
 
 
-def test_targets_out_of_range_are_refused_when_tensors_are_loaded_and_not_named():
+def test_many_targets_out_of_range_are_refused_when_tensors_are_loaded_and_not_named():
     ledger = ft.Ledger(ft.Budget(2.0, 1e-5))
+    x, y = targets_at(77)
+    y[20:30] = 77
     options = {"sampling_rate": 0.5, "noise_multiplier": 3.0, "steps": 3}
     with pytest.raises(InvalidValue, match="0 to 2") as caught:
-        ft.torch.train(nn.Linear(4, 3), LOSS, targets_at(77), ledger, **options)
+        ft.torch.train(nn.Linear(4, 3), LOSS, (x, y), ledger, **options)
     assert "77" not in str(caught.value)
     assert (caught.value.__cause__, caught.value.__context__) == (None, None)
     assert ledger.share == 0
