@@ -82,6 +82,14 @@ def test_probabilities_are_neither_too_sure_nor_too_cautious():
     assert losses[2] < 1.03 * min(losses)
 
 
+def test_predictions_of_a_skewed_target_have_its_mean():
+    """Clipped residuals lead to the median of targets of 0 and 1, which is 0 here; the mean is 0.27."""
+    y = (RNG.uniform(size=8000) < 0.2 + 0.14 * X[:, 3]).astype(float)
+    _, steps = trained(y, budget=ft.Budget(0.5, 1e-6), trees=0)
+    assert predicted(steps).mean() == pytest.approx(y.mean(), abs=0.03)
+    assert explained(y, steps) > -0.02
+
+
 def test_a_large_budget_comes_near_the_truth():
     _, steps = trained(BUMP, budget=ft.Budget(1e4, 1e-3), trees=0)
     assert explained(BUMP, steps) > 0.99

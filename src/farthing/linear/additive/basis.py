@@ -163,6 +163,7 @@ _LEVELS, _OCTAVE_LEVELS, _RANK_LEVELS = 7, 4, 6
 _OCTAVE, _RANK = 0.5, 0.5  # variances of level 0
 _TRUSTED = 0.5  # deviations of noise by which shares of blocks are shortened
 _SMALLEST = 1e-3  # principal components of less variance are left out
+_FAR = 4.0  # deviations from the mean, at which a line of a shape ends
 DEPTH = 4
 _ORDER = 0.5  # of the variance of a product of one more answer
 _BALANCED = (0.15, 0.85)  # the share of records on either side of a question
@@ -220,8 +221,13 @@ def _spread(counts: Array, share: float, noise: float) -> Array:
     return np.repeat(each, length)
 
 
-def shape(mass: Array) -> tuple[Array, Array]:
-    """Return coordinates of every code, orthogonal to 1 and x under ``mass``, and their variances."""
+def shape(mass: Array, scale: float = math.inf) -> tuple[Array, Array]:
+    """Return coordinates of every code, orthogonal to 1 and x under ``mass``, and their variances.
+
+    Where ``scale``, that of the linear coordinate, leaves x a variance below 1, a line is part of the shape,
+    with the variance that is missing: moments of features that vary little are lost in noise, histograms are
+    not. It ends `_FAR` deviations from the mean.
+    """
     line = np.stack([np.ones(CELLS), VALUES], axis=1)
     moments = line.T @ (mass[:, None] * line) + 1e-12 * np.eye(2)
     away = np.eye(CELLS) - line @ np.linalg.solve(moments, line.T * mass)
@@ -230,6 +236,7 @@ def shape(mass: Array) -> tuple[Array, Array]:
     ranks = np.concatenate([[0.0], np.cumsum(inner) - inner / 2, [1.0]])
     prior[1:, 1:] += _RANK * _steps(np.minimum(ranks, 1 - 1e-9), _RANK_LEVELS)
     prior = away @ prior @ away.T
+    prior += _missing_line(mass, scale)
     root = np.sqrt(mass)
     used = np.flatnonzero(mass > 0)
     variances, vectors = np.linalg.eigh((prior * root * root[:, None])[np.ix_(used, used)])
@@ -238,6 +245,14 @@ def shape(mass: Array) -> tuple[Array, Array]:
     matrix = (prior * root)[:, used] @ (vectors / np.sqrt(variances))
     matrix[0] = 0.0
     return matrix, variances
+
+
+def _missing_line(mass: Array, scale: float) -> Array:
+    """Return the covariance of a line with the variance that x times ``scale`` lacks to 1."""
+    mean = float(mass @ VALUES) / max(float(mass.sum()), 1e-12)
+    deviation = math.sqrt(float(mass @ np.square(VALUES - mean)) + 1e-12)
+    line = np.clip((VALUES - mean) / deviation, -_FAR, _FAR)
+    return max(0.0, 1 - (deviation * scale) ** 2) * np.outer(line, line)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -275,12 +290,11 @@ def products(asked: tuple[int, ...], shares: tuple[float, ...]) -> tuple[Array, 
     return np.vstack([np.zeros((1, inner.shape[1])), inner]), np.array(variances)
 
 
-def grown(
-    mass: Array, effects: Array, trees: int, part: float
-) -> tuple[list[ObliviousTree], list[Array], float]:
-    """Return trees whose questions are about features of large effect, their variances, and a factor.
+def grown(mass: Array, effects: Array, trees: int, part: float) -> tuple[list[ObliviousTree], Array, Array]:
+    """Return trees whose questions are about features of large effect, and their principal components.
 
-    The factor is the largest variance of all coordinates in one direction, in units of that of one.
+    The components are variances, and the directions as columns: trees that ask alike vary much in few
+    directions of all their coordinates together, and hardly in most.
 
     ``mass`` holds the shares of every feature's codes, ``effects`` the deviation of its shape, and ``part``
     is what all coordinates together add to E|z|². The draws are public: always the same.
@@ -290,9 +304,9 @@ def grown(
     able = ((upper > low) & (upper < high)).any(axis=1)
     chances = np.where(able, np.maximum(effects, 0.0), 0.0)
     if np.count_nonzero(chances) < 2:
-        return [], [], 1.0
+        return [], np.zeros(0), np.zeros((0, 0))
     chances = chances / chances.sum()
-    found, variances = [], []
+    found = []
     features = np.searchsorted(np.cumsum(chances)[:-1], drawn("features", trees, DEPTH))
     for tree_features, levels in zip(features, drawn("levels", trees, DEPTH), strict=True):
         asked = tuple(int(j) for j in tree_features)
@@ -303,22 +317,24 @@ def grown(
         )
         if len(variance):
             found.append(ObliviousTree(asked, above, matrix))
-            variances.append(variance)
     if not found:
-        return [], [], 1.0
-    factor = part / max(float(sum(v.sum() for v in variances)), 1.0)
+        return [], np.zeros(0), np.zeros((0, 0))
+    values, directions = _components(found, mass)
+    factor = part / max(float(values.sum()), 1.0)
     scaled = [ObliviousTree(tree.asked, tree.above, tree.matrix * math.sqrt(factor)) for tree in found]
-    return scaled, [factor * v for v in variances], _largest(found, mass)
+    return scaled, factor * values, directions
 
 
-def _largest(trees: list[ObliviousTree], mass: Array) -> float:
-    """Return the largest variance of all coordinates of trees in any direction, were features independent."""
+def _components(trees: list[ObliviousTree], mass: Array) -> tuple[Array, Array]:
+    """Return variances and directions of the coordinates of trees, were features independent."""
     cumulative = np.cumsum(mass, axis=1)
     places = zip(cumulative, drawn("rows", len(mass), 1000), strict=True)
     cells = [np.searchsorted(row / row[-1], place) for row, place in places]
     rows = np.minimum(np.array(cells), CELLS - 1).astype(np.uint8)
     z = np.hstack([tree.matrix[tree.codes(rows)] for tree in trees])
-    return float(np.linalg.norm(z - z.mean(axis=0), 2) ** 2 / len(z))
+    z -= z.mean(axis=0)
+    values, directions = np.linalg.eigh(z.T @ z / len(z))
+    return np.maximum(values, 0.0), directions
 
 
 def drawn(purpose: str, rows: int, columns: int) -> Array:

@@ -15,11 +15,11 @@ linear. Shares of μ² go to
 3. the histograms of all features on public cells, and on blocks of them, each record's counts shrunk to norm
    √q;
 4. 40 gradients or more in linear coordinates, shapes and, from `SPROUT` of the steps on, trees, whose
-   questions are drawn among the features whose shapes vary most so far. On the way coordinates that noise
-   explains are made smaller, so that the others get less noise (`coordinates`);
+   questions are drawn among the features that matter most so far. On the way coordinates that noise
+   explains are made smaller, so that the others get less noise (`coordinates`, `shrinkage`);
 5. for classes the length of the weights, as in `descent`; for numbers the mean and the spread of the target
    first, the mean square of the residuals every few steps, which moves the clipping norm, and at the end how
-   far predictions agree with the target, by which they are shortened.
+   far predictions agree with the target, by which they are shortened and shifted.
 
 The guarantee is that of Gaussian DP: every answer is a Gaussian mechanism on a sum of contributions clipped
 to its bound, chosen from earlier answers, with Σμᵢ² <= μ² fixed ahead: μ-GDP by adaptive composition (Dong,
@@ -28,7 +28,7 @@ sees all of it. Cells and the draws of questions are public; priors, coordinates
 earlier answers. The number of records is public.
 
 Constants were chosen on BANK, IPUMS-BR, California housing, MAGIC telescope, bike sharing, diamonds, KDD
-census income and us_cps_income.
+census income, us_cps_income and made-up tables.
 
 >>> import farthing as ft
 >>> from farthing.data.tables import Table
@@ -57,7 +57,7 @@ from farthing.data.tables import Features
 from farthing.ledger.ledger import Ledger
 from farthing.linear.additive import basis
 from farthing.linear.additive.basis import BLOCKS, CELLS, VALUES, Cell
-from farthing.linear.additive.coordinates import AVERAGED, WEIGHED, Coordinates
+from farthing.linear.additive.coordinates import AVERAGED, WEIGHED, CoordinateBlock, Coordinates
 from farthing.linear.additive.sums import (
     Agreement,
     Crowded,
@@ -90,12 +90,13 @@ NORMS, MOMENTS, CROWDS, INSIDE, COUNTS, LENGTH, MISFIT = (
     0.03,
     0.04,
 )  # shares of μ²
-SPROUT = 0.35  # of the steps, when trees begin
+SPROUT = 0.25  # of the steps, when trees begin
 STRENGTH, STRONGEST = 300.0, 4.0  # μ n at which the prior of a shape has variance 1 a level; the largest
 WORTH, MANY = 250.0, 60  # the μ n that shapes and trees need, and the number of trees
 FOREST = 1.0  # the part of E|z|² that trees add, where the budget is large
 TARGET = 0.01  # of μ² each, for the mean and the spread of a target
-AGREED = 3.0  # the clipping norm of margin times target, in units of the target's variance
+AGREED, FAINTEST = 3.0, 0.1  # the clipping norm of margin times target, in variances; its least part
+ROOMY = 1000.0  # the μ n from which on that norm grows, so that nothing is clipped in the end
 OFTEN = 8
 
 
@@ -152,13 +153,14 @@ def additive(ledger: Ledger, problem: Problem, *, trees: int | None = None) -> I
     mean, scale, variances, directions = descent.standardised(schedule, MOMENTS, problem, radius, Whole)
     reach = 1 / schedule.deviation(1.0, ClipNorm(1.0))  # μ n
     mass, known = _histograms(schedule, d, mean * radius)
-    shapes, spreads = _shapes(mass, known, min(reach / STRENGTH, STRONGEST))
+    scales = np.full(d, math.inf) if numbers else scale / radius
+    shapes = _shapes(mass, known, min(reach / STRENGTH, STRONGEST), scales)
     clear = not numbers and schedule.deviation(LENGTH / len(FACTORS), MARGIN) < descent.CLEAR
     left -= LENGTH if clear else 0.0
     features = Features(d, mean * radius, scale / radius)
     covariance = _covariance(variances, directions)
     lines = _lines(features, known)
-    descending = Coordinates(schedule, problem, loss, left, features, covariance, shapes, spreads, lines)
+    descending = Coordinates(schedule, problem, loss, left, features, covariance, shapes, lines)
     steps, rms = descending.pace.steps, 1.0
 
     def made(w: Array) -> AdditiveModel:
@@ -171,8 +173,10 @@ def additive(ledger: Ledger, problem: Problem, *, trees: int | None = None) -> I
             descending.weigh(rms)
         if trees and t == round(steps * SPROUT) + 1:
             part = FOREST * descending.size * min(1.0, reach / descending.size / 100)
-            effects = _effects(descending.space, mass, descending.w)
-            descending.grow(*basis.grown(mass, effects, trees, part))
+            effects = _effects(descending.space, mass, descending.signal(rms))
+            forest, components, directions = basis.grown(mass, effects, trees, part)
+            if forest:
+                descending.grow(CoordinateBlock(tuple(forest), components, directions))
         descending.step(rms, t > steps * (1 - AVERAGED))
         if numbers and t in asked:
             rms = _falling(schedule, Misfit(loss, descending.space, rms), descending.w, rms)
@@ -182,14 +186,30 @@ def additive(ledger: Ledger, problem: Problem, *, trees: int | None = None) -> I
     if not numbers and not clear:
         w = descent.SHORTER * w
     if numbers:
-        (agreed, square), noise = schedule.mean(LENGTH, Agreement(loss, space), ClipNorm(AGREED), w)
-        w = w * float(np.clip(agreed, 0.0, max(square, noise)) / max(square, noise))
+        w = _agreeing(schedule, descending, w)
     if clear:
         for factor in FACTORS:
             slope, noise = schedule.mean(LENGTH / len(FACTORS), Length(loss, space), MARGIN, w)
             if abs(slope[0]) > noise:
                 w = w * factor ** float(-np.sign(slope[0]))
     yield Step(steps, made(w), schedule.receipts())
+
+
+def _agreeing(schedule: BudgetSchedule, descending: Coordinates, w: Array) -> Array:
+    """Return the weights, shortened so that predictions agree with the target, and with the target's mean.
+
+    Gradients of clipped residuals lead to a constant between the mean and the median of the target, so it is
+    found anew: standardised targets have the mean 0, so it is minus the mean of what the other weights tell.
+    """
+    constant, asked = len(descending.lines), Agreement(descending.loss, descending.space)
+    w[constant] = 0.0
+    faint = float(np.clip(2 * descending.deviation(w), FAINTEST, 1.0))
+    wide = float(np.clip(1 / schedule.deviation(1.0, ClipNorm(ROOMY)), 1.0, 10.0))
+    bound = ClipNorm(AGREED * faint * wide)
+    (agreed, square, mean), noise = schedule.mean(LENGTH, asked, bound, w)
+    square = max(square - mean**2, noise)
+    w[constant] = -mean / descending.height
+    return np.asarray(w * float(np.clip(agreed, 0.0, square) / square))
 
 
 def _covariance(variances: Array, directions: Array) -> Array | None:
@@ -227,7 +247,7 @@ def _chosen(schedule: BudgetSchedule, trees: int | None) -> tuple[bool, int, str
         return True, validate.count(trees=trees), "boosted: asked for"
     worth = 1 / schedule.deviation(1.0, ClipNorm(1.0))
     kind = "boosted" if worth >= WORTH else "linear"
-    why = f"{kind}: the budget is worth {worth:.0f} records, shapes and trees need {WORTH:.0f}"
+    why = f"{kind}: the budget is worth {worth:.0f} records, a boosted model needs {WORTH:.0f}"
     return worth >= WORTH, MANY if worth >= WORTH else 0, why
 
 
@@ -247,15 +267,19 @@ def _histograms(schedule: BudgetSchedule, d: int, mean: Array) -> tuple[Array, N
     return np.stack(found), known
 
 
-def _shapes(mass: Array, known: NDArray[np.bool_], strength: float) -> tuple[list[Cell], list[Array]]:
-    """Return the shapes of features that are known to lie between their bounds, and their variances."""
-    cells, variances = [], []
+def _shapes(mass: Array, known: NDArray[np.bool_], strength: float, scales: Array) -> list[CoordinateBlock]:
+    """Return the shapes of features that are known to lie between their bounds.
+
+    ``scales`` are those of linear coordinates that may be too short, so that a shape needs a line; infinite
+    where it needs none.
+    """
+    blocks = []
     for feature in np.flatnonzero(known):
-        matrix, spread = basis.shape(mass[feature])
+        matrix, spread = basis.shape(mass[feature], float(scales[feature]))
         if len(spread):
-            cells.append(Cell(int(feature), matrix * math.sqrt(strength)))
-            variances.append(spread * strength)
-    return cells, variances
+            cell = Cell(int(feature), matrix * math.sqrt(strength))
+            blocks.append(CoordinateBlock((cell,), spread * strength))
+    return blocks
 
 
 def _effects(space: GroupedSpace, mass: Array, w: Array) -> Array:

@@ -1,4 +1,4 @@
-"""What a record contributes to an additive model: bounded sums over linear coordinates and coded groups.
+"""Compute a record's contribution to an additive model: bounded sums over coordinates and coded groups.
 
 A record has z = [A (x - c); b; M₁[k₁]; M₂[k₂]; ...]: linear coordinates and a constant (`Features`), and for
 each group the row of a public matrix that its code names. Its margin is z·w, which takes one look into a
@@ -168,18 +168,18 @@ class Misfit:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Σ [m t; m²] of margins m and what they should be, t; both of a record clipped together (`ClipNorm`)."""
+    """Σ [m t; m²; m] of margins m and what they should be, t; all of a record clipped together."""
 
     loss: Loss
     space: GroupedSpace
     honours: ClassVar[tuple[str, ...]] = (Kind.NORM,)
-    shape: ClassVar[tuple[int, ...]] = (2,)
+    shape: ClassVar[tuple[int, ...]] = (3,)
 
     def bounded_sum(self, records: Binned, w: Array, bound: ClipNorm) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):
             margins = self.space.margins(records, w)
             wanted = margins - self.loss.residual(margins, records.table.y)
-            each = bound.apply(np.stack([margins * wanted, margins * margins], axis=1))
+            each = bound.apply(np.stack([margins * wanted, margins * margins, margins], axis=1))
         return _added(records, each)
 
 
