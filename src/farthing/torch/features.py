@@ -1,4 +1,4 @@
-"""Features of images that a small private head can be trained on: scattering, and whitening of feature maps.
+"""Compute image features for a small private head: scattering, and whitening of feature maps.
 
 **Scattering** is a fixed, public transform. Bruna & Mallat 2013, "Invariant scattering convolution networks":
 moduli of Morlet wavelets, then moduli of wavelets of those, each averaged over 2^J × 2^J pixels. Nothing is

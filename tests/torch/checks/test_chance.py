@@ -1,6 +1,7 @@
 """Random numbers of a model: public ones are refused where they tell examples apart, rare ones are met."""
 
 import random
+import types
 
 import numpy as np
 import pytest
@@ -268,3 +269,48 @@ class _Late(torch.autograd.Function):
 def test_what_mixes_at_the_end_of_large_batches_only_is_seen(function):
     with pytest.raises(Unsupported, match="mixes examples"):
         admitted(Net(function))
+
+
+class Words(nn.Module):
+    """Centres a batch if a word, a table or a configuration says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.mode, self.table = nn.Linear(5, 3), "plain", {"mixes": False}
+        self.settings = types.SimpleNamespace(mixes=False)
+
+    def forward(self, x):
+        mixes = self.mode == "batch" or self.table["mixes"] or self.settings.mixes
+        return self.fc(x - x.mean(0) if mixes else x)
+
+
+SWITCH = [False]
+
+
+def switched_loss(outputs, targets):
+    outputs = outputs - outputs.mean(0) if SWITCH[0] else outputs
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        lambda model: setattr(model, "mode", "batch"),
+        lambda model: model.table.update(mixes=True),
+        lambda model: setattr(model.settings, "mixes", True),
+        lambda model: SWITCH.__setitem__(0, True),
+    ],
+)
+def test_words_tables_and_settings_that_were_turned_since_the_check_are_seen(turn):
+    model, x, y = Words(), torch.randn(20, 5), torch.arange(20) % 3
+    gradient, batch = Gradient(model, switched_loss), Examples((x, y)).take(slice(None))
+    try:
+        gradient.bounded_sum(batch, None, ClipNorm(1.0))
+        checked = gradient.checked
+        gradient.bounded_sum(batch, None, ClipNorm(1.0))
+        assert gradient.checked is checked
+        turn(model)
+        with pytest.raises(Unsupported, match="mixes examples"):
+            gradient.bounded_sum(batch, None, ClipNorm(1.0))
+    finally:
+        SWITCH[0] = False

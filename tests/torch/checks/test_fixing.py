@@ -73,3 +73,15 @@ def test_mode_device_and_frozen_weights_are_kept():
     assert not new.weight.requires_grad
     assert new.bias.requires_grad
     assert (new.num_groups, new.training) == (32, True)
+
+
+class Activated(nn.BatchNorm2d):
+    """A batch norm that does more than one."""
+
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
+def test_a_batch_norm_that_does_more_is_not_replaced_by_one_that_does_less():
+    with pytest.raises(ft.Unsupported, match="Activated is a batch norm with a forward of its own"):
+        ft.torch.fix(nn.Sequential(nn.Conv2d(3, 8, 3), Activated(8)))

@@ -1,9 +1,14 @@
 """A pass over private examples leaves nothing behind: no gradient of its own, nothing in the model."""
 
+import contextvars
 import copy
+import dataclasses
+import functools
 import gc
 import io
 import random
+import threading
+import types
 from typing import ClassVar
 
 import numpy as np
@@ -436,3 +441,178 @@ def test_an_input_that_a_pass_makes_need_a_gradient_is_no_weight_left_out():
         row = torch.cat([part.flatten() for part in parts])
         expected += row * (0.5 / row.norm().clamp_min(0.5))
     assert torch.allclose(found.double(), expected, atol=1e-5)
+
+
+class Meter:
+    """What people count losses in."""
+
+    def __init__(self):
+        self.total = 0.0
+
+
+METER, SPACE, LOCAL, LAST = Meter(), types.SimpleNamespace(last=None), threading.local(), None
+LOCAL.last = None
+CONTEXT = contextvars.ContextVar("last", default=None)
+
+
+@functools.cache
+def remembered(value):
+    return 0.0
+
+
+def counted(self, x):
+    METER.total += float(x.sum())
+
+
+def named(self, x):
+    SPACE.last = x
+
+
+def local(self, x):
+    LOCAL.last = x
+
+
+def bound(self, x):
+    global LAST
+    LAST = x
+
+
+def in_context(self, x):
+    CONTEXT.set(x)
+
+
+def in_a_cache(self, x):
+    remembered(float(x.sum()))
+
+
+@pytest.fixture
+def globals_as_before():
+    yield
+    global LAST
+    METER.total, SPACE.last, LOCAL.last, LAST = 0.0, None, None, None
+    CONTEXT.set(None)
+    remembered.cache_clear()
+
+
+@pytest.mark.usefixtures("globals_as_before")
+@pytest.mark.parametrize(
+    ("keep", "name"),
+    [
+        (counted, "METER.total"),
+        (named, "SPACE.last"),
+        (local, "LOCAL.last"),
+        (bound, "LAST"),
+        (in_context, "CONTEXT"),
+        (in_a_cache, "remembered.entries"),
+    ],
+)
+def test_objects_of_the_users_own_that_are_globals_are_looked_into(keep, name):
+    with pytest.raises(Unsupported, match=name):
+        run(Net(keep), route="fast")
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    last: object = None
+
+
+def large(keep):
+    """What is kept of records that no made-up example is like."""
+    return lambda self, x: keep(self, x) if float(x.abs().max()) > 1e6 else None
+
+
+def into_slots(self, x):
+    self.slotted.last = x
+
+
+def into_numpy(self, x):
+    self.array[:] = x[0].numpy()
+
+
+def into_data(self, x):
+    self.running.data.copy_(x[0])
+
+
+def into_a_parameter(self, x):
+    with torch.no_grad():
+        self.centre.copy_(x[0])
+
+
+def into_a_file(self, x):
+    self.file.write(x.numpy().tobytes())
+
+
+class Places(Net):
+    """Places of all kinds to keep a record in."""
+
+    def __init__(self, keep):
+        super().__init__(keep)
+        self.slotted, self.array, self.file = Slotted(), np.zeros(4), io.BytesIO()
+        self.centre = nn.Parameter(torch.zeros(4), requires_grad=False)
+
+    def held(self):
+        known = (
+            self.slotted.last,
+            self.array.tolist(),
+            self.file.getvalue(),
+            METER.total,
+            SPACE.last,
+            LOCAL.last,
+        )
+        return *known, LAST, CONTEXT.get(), self.running.tolist(), self.centre.tolist()
+
+
+@pytest.mark.usefixtures("globals_as_before")
+@pytest.mark.parametrize("route", ["fast", "loop"])
+@pytest.mark.parametrize(
+    "keep",
+    [
+        into_slots,
+        into_numpy,
+        into_data,
+        into_a_parameter,
+        into_a_file,
+        counted,
+        named,
+        local,
+        bound,
+        in_context,
+    ],
+)
+def test_what_one_record_leaves_in_any_place_is_put_back(keep, route):
+    model = Places(large(keep))
+    gradient, examples = Gradient(model, LOSS, route=route), Examples((X * 1e7, Y))
+    gradient.check(X, Y)
+    before = model.held()
+    gradient.bounded_sum(examples.take(slice(None)), None, ClipNorm(1.0))
+    assert model.held() == before
+
+
+def test_an_optimiser_that_writes_past_versions_is_not_undone():
+    """Many of other libraries write p.data: no version of the parameter tells."""
+    model = Places(lambda self, x: None)
+    gradient = Gradient(model, LOSS)
+    for step in range(3):
+        model.running.data.fill_(step)
+        model.centre.data.fill_(step)
+        gradient.bounded_sum(Examples((X, Y)).take(slice(None)), None, ClipNorm(1.0))
+        assert model.running.tolist() == model.centre.tolist() == [step] * 4
+
+
+class Far(Net):
+    """Keeps a large record in a tensor that is too large to be copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.bank = torch.zeros(2**22 + 1, 1)
+
+    def forward(self, x):
+        if float(x.abs().max()) > 1e3:
+            self.bank[0] = x[0, 0].detach()
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("route", ["fast", "loop"])
+def test_what_large_examples_leave_where_nothing_is_put_back_is_refused(route):
+    with pytest.raises(Unsupported, match="changes bank"):
+        Gradient(Far(), LOSS, route=route).check(X, Y)

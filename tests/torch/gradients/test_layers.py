@@ -14,6 +14,7 @@ from farthing.errors import Unsupported
 from farthing.torch.checks.probe import Source, plan_of
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.convolution import Windows
+from farthing.torch.gradients.holdings import Holdings
 from farthing.torch.gradients.joint_terms import SumTerm
 from farthing.torch.gradients.layers import anything, rules_of
 from farthing.torch.gradients.tape import Tape
@@ -236,6 +237,20 @@ MODELS = {
         (N, 2, 3, 4, 5),
     ),
     "transposed": (lambda: Head(nn.ConvTranspose2d(4, 3, 3), lambda m, x: m(x).mean((2, 3))), IMAGE),
+    "transposed strides": (
+        lambda: Head(
+            nn.ConvTranspose2d(4, 6, (3, 2), stride=2, padding=1, output_padding=1, groups=2),
+            lambda m, x: m(x).mean((2, 3))[:, :3],
+        ),
+        IMAGE,
+    ),
+    "transposed lines": (
+        lambda: Head(
+            nn.ConvTranspose1d(4, 3, 3, dilation=3, output_padding=2),
+            lambda m, x: m(x.flatten(2)).square().mean(2),
+        ),
+        IMAGE,
+    ),
     "channel norms": (
         lambda: nn.Sequential(
             nn.Conv2d(4, 6, 3),
@@ -411,7 +426,7 @@ def test_sums_of_norms_are_those_of_float64(native, shift, monkeypatch):
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated")
 def test_known_layers_are_not_mapped():
     known = [name for name in MODELS if anything not in rules_of(made(name)[0])[0].values()]
-    mapped = {"transposed", "odd", "odd positions", "prelu", "bilinear", "weight norm", "statistics"}
+    mapped = {"odd", "odd positions", "prelu", "bilinear", "weight norm", "statistics"}
     assert set(MODELS) - set(known) == mapped | {
         "largest of a bag",
         "boxed",
@@ -524,7 +539,7 @@ def test_what_a_hook_holds_is_let_go_when_it_has_run():
     def then(delta, held=held):
         assert len(held) == 3
 
-    tape = SimpleNamespace(factored=False, _inside=0, _again=False)
+    tape = SimpleNamespace(factored=False, _inside=0, _again=False, holdings=Holdings())
     watched = Tape.watch(tape, out, then)
     del held, then
     watched.sum().backward()

@@ -128,7 +128,7 @@ def test_the_same_as_the_plain_loop():
             list(ft.torch.train(module, LOSS, (X, Y), ledger, optimizer=adam, steps=12))
         found.append(nn.utils.parameters_to_vector(module.parameters()).detach())
     assert not found[0].isnan().any()
-    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
 
 
 def test_a_schedule_of_steps_is_followed(tmp_path):
@@ -172,17 +172,55 @@ def test_a_loader_of_records_is_refused_before_it_is_read(tmp_path):
     assert ledger.share == 0
 
 
-def test_a_forward_that_logs_is_refused_before_any_charge(tmp_path):
-    class Talks(Net):
+WAYS_TO_LOG = {
+    "log": lambda self, x: self.log("mean", x.mean()),
+    "logger": lambda self, x: self.logger.log_metrics({"mean": x.mean()}),
+    "trainer": lambda self, x: self.trainer.callback_metrics.update(mean=x.mean()),
+}
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("way", WAYS_TO_LOG)
+def test_a_forward_that_logs_is_refused_before_any_charge(tmp_path, way, inside):
+    class Talks(LightningModule):
         def forward(self, x):
-            self.log("mean", x.mean())
+            WAYS_TO_LOG[way](self, x)
+            return x
+
+    class Holds(Net):
+        def __init__(self):
+            super().__init__()
+            self.talks = Talks()
+
+        def forward(self, x):
+            if inside:
+                x = self.talks(x)
+            else:
+                WAYS_TO_LOG[way](self, x)
             return super().forward(x)
 
-    ledger = ledger_of()
+    ledger, module = ledger_of(), Holds()
     private = private_of(ledger)
     with pytest.raises(Unsupported, match="forward logs"):
-        trainer_of(tmp_path, private).fit(Talks(), private.batches)
+        trainer_of(tmp_path, private, logger=CSVLogger(tmp_path)).fit(module, private.batches)
     assert ledger.share == 0
+    assert "log" not in vars(module)
+
+
+def test_a_forward_may_ask_the_trainer_how_far_it_is(tmp_path):
+    class Anneals(Net):
+        def forward(self, x):
+            return super().forward(x) * (1 + self.current_epoch + self.trainer.global_step)
+
+    private = private_of(ledger_of(), steps=6)
+    trainer_of(tmp_path, private).fit(Anneals(), private.batches)
+    assert private.training.t == 6
+
+
+def test_validation_on_the_records_trained_on_is_warned_of(tmp_path):
+    private = private_of(ledger_of(), steps=3)
+    with pytest.warns(NotPrivate, match="trained on"):
+        trainer_of(tmp_path, private).fit(Net(), private.batches, PUBLIC)
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def test_tensors_have_the_noise_of_arrays_and_the_slack():
 
 
 def test_a_tensor_is_refused_beyond_the_turns_of_its_noise():
-    with pytest.raises(InvalidValue, match="turn 6 was asked for"):
+    with pytest.raises(InvalidValue, match="got turn 6"):
         BufferedTensorGaussian(3.0, **BUFFERED).begin().release(
             torch.zeros(3), ClipNorm(1.0), SeededStream(0), 6
         )

@@ -323,7 +323,7 @@ def test_through_the_door():
 def test_float_noise_needs_a_ledger_that_says_so(tmp_path):
     query = Query(Everyone(), Sum(), ClipNorm(1.0), FloatGaussian(40.0))
     ledger = Ledger(Budget(1.0, 1e-5))
-    with pytest.raises(Unsupported, match="adds float noise: use lattice noise, or a ledger"):
+    with pytest.raises(Unsupported, match="adds float noise: use lattice noise, or Ledger"):
         ledger.over(Rows(np.zeros(100))).ask(query)
     assert ledger.share == 0
     path = tmp_path / "a.ledger"
@@ -350,7 +350,7 @@ def test_a_scale_that_was_changed_in_place_gets_no_noise():
 
 
 def test_noise_of_many_coordinates_is_added_in_the_memory_of_the_sum(monkeypatch):
-    monkeypatch.setattr(noise, "_HUGE", 2**15)
+    monkeypatch.setitem(noise._HUGE, "cpu", 2**15)
     monkeypatch.setattr(noise, "_PIECE", 2**14)
     total, scale = torch.full((50_000,), 7.0), torch.linspace(1.0, 2.0, 50_000)
     released = TensorGaussian(1.0).release(total, ClipNorm(2.0, scale=scale), SeededStream(3))

@@ -1,5 +1,7 @@
 """DP-AGD of a model: candidates' losses, the budget, and that it learns."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from farthing.linear.methods.dpagd_menu import dpagd_menu
 from farthing.noise.lattice import SeededStream
 from farthing.queries.bounds import ClipValue
 from farthing.queries.query import Answer, Receipt
+from farthing.torch.gradients.isolation import Isolation
 from farthing.torch.gradients.layout import Layout
 from farthing.torch.methods.dpagd import ModelRay, RayLosses, dpagd
 from farthing.torch.training.records import Examples
@@ -167,3 +170,53 @@ def test_what_batches_and_penalties_need_is_said_before_anything_is_charged():
         with pytest.raises(InvalidValue, match=words):
             next(dpagd(door, model, LOSS, Examples((x, y)), **options))
         assert door.share == 0
+
+
+def test_a_spectral_norm_stands_still_while_losses_are_added_up():
+    """Else a record's loss would depend on how many parts of the batch came before it."""
+    torch.manual_seed(0)
+    normed = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6))
+    model = nn.Sequential(normed, nn.Tanh(), nn.utils.parametrizations.spectral_norm(nn.Linear(6, 2)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    x, y = torch.randn(40, 6) * 5, torch.arange(40) % 2
+    layout = Layout.of(model)
+    ray = ModelRay(np.random.default_rng(0).normal(size=layout.size), np.array([0.0, 0.5, 1.0]))
+    scores, bound = RayLosses(model, LOSS, layout, physical_batch_size=4), ClipValue(-1.0, 0.0)
+    examples = Examples((x, y))
+    whole = scores.bounded_sum(examples.take(np.arange(40)), ray, bound)
+    for gone in range(0, 40, 7):
+        rest = scores.bounded_sum(examples.take(np.delete(np.arange(40), gone)), ray, bound)
+        assert np.abs(whole - rest).max() <= 1 + 1e-5
+
+
+class Coarse(nn.Module):
+    """A model that computes in float32, whatever its weights are."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(64, 2)
+
+    def forward(self, x):
+        return nn.functional.linear(x.float(), self.inner.weight.float(), self.inner.bias.float())
+
+
+@pytest.mark.parametrize("isolated", [None, Isolation.VMAP, Isolation.LOOP])
+@pytest.mark.parametrize("fine", [True, False])
+def test_an_examples_loss_does_not_round_with_its_company(fine, isolated):
+    """Else one record moves the last digits of all losses, and no slack covers that."""
+    torch.manual_seed(0)
+    stack = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 2))
+    model, n = stack if fine else Coarse(), 300 if isolated is None else 60
+    examples = Examples((3 * torch.randn(n, 64), torch.arange(n) % 2))
+    layout = Layout.of(model)
+    ray = ModelRay(np.random.default_rng(0).normal(size=layout.size), np.array([0.0, 0.1, 0.2]))
+    scores, bound = RayLosses(model, LOSS, layout, 128, isolated), ClipValue(-100.0, 0.0)
+    scores = replace(scores, double=scores.in_double(examples))
+    assert scores.double == fine
+    whole = scores.bounded_sum(examples.take(np.arange(n)), ray, bound)
+    for gone in range(0, n, 50):
+        rest = scores.bounded_sum(examples.take(np.delete(np.arange(n), gone)), ray, bound)
+        own = scores.bounded_sum(examples.take(np.array([gone])), ray, bound)
+        np.testing.assert_allclose(whole - rest, own, rtol=0, atol=1e-9)

@@ -285,3 +285,39 @@ def test_before_the_charge_an_augmentation_sees_made_up_records_only():
         training = ft.torch.train(nn.Linear(4, 2), LOSS, dataset, ledger, augment=shifted, **options)
         assert ledger.share == 0
         assert len([*training]) == 1
+
+
+class Shapes(Dataset):
+    """Records of given widths."""
+
+    def __init__(self, *widths):
+        self.widths = widths
+
+    def __len__(self):
+        return len(self.widths)
+
+    def __getitem__(self, place):
+        if self.widths[place] is None:
+            raise SystemExit("a damaged image")
+        return torch.ones(self.widths[place]), 1
+
+
+def test_no_single_record_decides_which_of_two_forms_counts():
+    """One record may decide that data of several shapes are refused, never which of them is learnt from."""
+    rest = (4, 5, 4, 5)
+    forms = []
+    for first in ((4, 4, 4, 4, 4, 5, 5), (4, 4, 4, 4, 5, 5, 5), (4, 4, 4, 5, 5, 5, 5), (4, 4, 5, 5, 5, 5, 5)):
+        reader = Reader(Shapes(*first, *rest))
+        if abs(first.count(4) - first.count(5)) > 1:
+            forms.append(reader.form[0][0][1])
+            continue
+        with pytest.raises(InvalidValue, match="several shapes or types"):
+            _ = reader.form
+        forms.append(None)
+    assert forms == [4, None, None, 5]
+
+
+def test_a_record_whose_reading_ends_the_program_counts_as_one_that_cannot_be_read():
+    columns, there = Reader(Shapes(4, 4, 4, None)).read(range(4))
+    assert there.tolist() == [True, True, True, False]
+    assert len(columns[0]) == 3

@@ -3,6 +3,7 @@
 import io
 import itertools
 import math
+import warnings
 
 import dp_accounting as dp
 import numpy as np
@@ -632,3 +633,70 @@ def test_without_an_optimizer_the_learning_rate_falls_linearly():
     training = train(network(), LOSS, data(), seeded(), sampling_rate=0.2, noise_multiplier=3.0, steps=4)
     rates = [training.optimizer.param_groups[0]["lr"] for _ in training]
     assert rates == pytest.approx([rates[0] * part for part in (1.0, 0.75, 0.5, 0.25)])
+
+
+class Interrupts(TensorGaussian):
+    """A user who interrupts the second batch, after its charge."""
+
+    asked = 0
+
+    def release(self, total, bound, stream, turn=0):
+        Interrupts.asked += 1
+        if Interrupts.asked == 2:
+            raise KeyboardInterrupt
+        return super().release(total, bound, stream, turn)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_run_that_was_interrupted_goes_on(accumulate):
+    Interrupts.asked = 0
+    training = train(
+        network(),
+        LOSS,
+        data(),
+        seeded(),
+        steps=6,
+        mechanism=Interrupts,
+        sampling_rate=0.1,
+        accumulate=accumulate,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        list(training)
+    done = training.t
+    assert len(list(training)) + done == (5 if accumulate == 1 else 3)  # the batch at hand is lost
+    assert list(training) == []
+
+
+def test_a_callback_that_fails_costs_no_batch():
+    def fails(step):
+        if step.t == 2:
+            raise OSError("the disk is full")
+
+    training = train(network(), LOSS, data(), seeded(), steps=5, sampling_rate=0.1, callbacks=[fails])
+    with pytest.raises(OSError, match="full"):
+        list(training)
+    assert [step.t for step in training] == [3, 4, 5]
+
+
+def test_inference_mode_is_refused_before_a_charge():
+    ledger = seeded()
+    training = train(network(), LOSS, data(), ledger, steps=5, sampling_rate=0.1)
+    with torch.inference_mode(), pytest.raises(InvalidValue, match=r"torch\.inference_mode: train outside"):
+        next(training)
+    assert ledger.share == 0
+    assert len(list(training)) >= 4
+
+
+def test_a_warning_of_a_record_is_not_shown():
+    class Warns(nn.Linear):
+        def forward(self, x):
+            if len(x) > 60:  # more than any check has, but the largest
+                warnings.warn("a record is odd", stacklevel=2)
+            return super().forward(x)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        training = train(nn.Sequential(Warns(4, 2)), LOSS, data(), seeded(), steps=2, sampling_rate=0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(training)) == 2

@@ -90,7 +90,7 @@ def test_weights_are_rounded_to_float32_and_come_back():
 
 def test_only_the_norm_of_a_gradient_is_bounded():
     asked = network()
-    with pytest.raises(Unsupported, match="does not keep its terms"):
+    with pytest.raises(Unsupported, match="does not enforce"):
         ft.Query(ft.Everyone(), asked.gradient, ClipCoordinates(np.ones(asked.size)), ft.Gaussian(1.0))
     with pytest.raises(Unsupported, match="L2 norm"):
         asked.gradient.zero(None, asked.start(), ClipNorm(1.0, order=1))

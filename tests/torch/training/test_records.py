@@ -87,9 +87,9 @@ def test_a_user_is_one_example_with_the_first_records_in_order():
     examples = Examples((X, Y), users=users, records_per_user=3)
     assert (len(examples), examples.unit, examples.width) == (3, Unit.USER, 3)
     ((inputs, targets, weights),) = read(examples.take(slice(None)))
-    assert targets.tolist() == [[1, 4, 8], [5, 7, 0], [0, 2, 3]]
+    assert targets.tolist() == [[1, 4, 8], [5, 7, 5], [0, 2, 3]]
     assert weights.tolist() == [[1, 1, 1], [1, 1, 0], [1, 1, 1]]
-    assert torch.equal(inputs[1], torch.stack([X[5], X[7], torch.zeros(2)]))
+    assert torch.equal(inputs[1], torch.stack([X[5], X[7], X[5]]))
 
 
 def test_a_user_who_leaves_changes_nothing_for_the_others():
@@ -107,7 +107,7 @@ def test_users_of_a_dataset_are_read_as_those_of_tensors():
         Examples(Squares(), users=users, records_per_user=2).take(np.array([1, 2]))
     )[0]
     assert torch.equal(squares, inputs**2)
-    assert targets.tolist() == [[2, 3], [5, 0]]
+    assert targets.tolist() == [[2, 3], [5, 5]]
     assert weights.tolist() == [[1, 1], [1, 0]]
 
 
@@ -251,3 +251,23 @@ def test_a_training_with_one_label_out_of_range_runs():
     how = {"epsilon": 1.0, "delta": 1e-5, "sampling_rate": 0.5, "steps": 2}
     for most in ({}, {"max_batch_size": 64, "records": 60}):
         assert len(list(train(torch.nn.Linear(3, 2), ENTROPY, data.data, **how, **most))) == 2
+
+
+def test_blanks_of_a_user_do_not_spoil_what_the_others_make_of_it():
+    """A model that divides by its input, say, takes no row of zeros."""
+    from farthing.queries.bounds import ClipNorm
+    from farthing.torch.gradients.bookkeeping import Gradient
+
+    class Logarithms(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x.log())
+
+    torch.manual_seed(0)
+    rows, labels = torch.rand(4, 2) + 0.5, torch.tensor([0, 1, 0, 1])
+    people = Examples((rows, labels), users=[1, 1, 1, 2], records_per_user=3)
+    loss = torch.nn.CrossEntropyLoss(reduction="none")
+    gradient = Gradient(Logarithms(2, 2), loss, route="fast")
+    found = gradient.bounded_sum(people.take(np.array([1])), None, ClipNorm(1e3))
+    alone = gradient.bounded_sum(Examples((rows[3:], labels[3:])).take(slice(None)), None, ClipNorm(1e3))
+    assert float(found.norm()) > 0.01
+    assert torch.allclose(found, alone, atol=1e-6)

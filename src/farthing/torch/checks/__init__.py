@@ -1,1 +1,1 @@
-"""Checks before the first charge: examples stay apart, nothing is left behind, ranks and optimisers agree."""
+"""Check models before the first charge: examples stay apart, nothing is kept, ranks and optimisers agree."""

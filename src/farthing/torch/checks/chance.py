@@ -1,4 +1,4 @@
-"""Checks of the random numbers that a model draws: whose they are, and what rare ones do.
+"""Check the random numbers that a model draws: that they are private, and that rare ones do no harm.
 
 Sums run on torch's generators under a secret seed (`farthing.torch.training.randomness`). A model that seeds
 them itself makes its numbers public, and so are those of a generator with a seed of its own: an example's

@@ -1,4 +1,4 @@
-"""Layers that cannot be trained privately, and what takes their place.
+"""Replace layers that cannot be trained privately.
 
 Batch normalisation is the common one: it computes an example's output from the whole batch, so that no bound
 on a gradient bounds what one example does. GroupNorm computes the same from one example's own channels (Wu &
@@ -120,6 +120,11 @@ def described(module: nn.Module) -> str:
 
 
 def _grouped(module: Any) -> nn.Module:
+    if not type(module).forward.__module__.startswith("torch."):
+        raise Unsupported(
+            f"{type(module).__name__} is a batch norm with a forward of its own, which may do more: put "
+            f"nn.GroupNorm(…, {module.num_features}) in its place yourself, and what else it does"
+        )
     if any(map(is_lazy, module.parameters(recurse=False))):
         raise Unsupported("a lazy batch norm has no channels yet: call the model once on public inputs first")
     width = module.num_features

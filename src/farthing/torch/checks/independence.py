@@ -1,4 +1,4 @@
-"""Checks on made-up examples that what a model computes for one does not depend on its company.
+"""Check on made-up examples that the output for one example does not depend on the others.
 
 Two questions are asked of per-example gradients, by what is going to sum them:
 
@@ -30,9 +30,8 @@ from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.torch.checks.chance import RARE, SEEDS, AtQuantile
 from farthing.torch.checks.leftovers import Wall
 from farthing.torch.checks.probe import Range, Ranges, Source, calm, close, operations
-from farthing.torch.gradients.layers import leaves
-from farthing.torch.gradients.layout import Sketch, real
-from farthing.torch.gradients.tape import Loss, call, mapped, one, reseed
+from farthing.torch.gradients.layout import Sketch, dense, real
+from farthing.torch.gradients.tape import Loss, call, leaves, mapped, one, reseed
 
 Rows = Callable[[Any, Any], Tensor]
 
@@ -207,7 +206,10 @@ class Company:
         few, mild, other = (self.source.batch(*of) for of in ((_FIRST,), (most, 9), (_LARGEST, 10, wide)))
 
         def run() -> list[Tensor]:
-            return [*leaves(call(self.model, few[0])), losses(self.model, self.loss, *few)]
+            return [
+                *leaves(call(self.model, mapped(few[0], torch.clone))),
+                losses(self.model, self.loss, *few),
+            ]
 
         with calm(self.model, run) as steady:  # what is made up is not
             if not steady:
@@ -373,7 +375,7 @@ def unmoved(before: Tensor, after: Tensor) -> bool:
 def losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
     """Return one loss a record."""
     with torch.no_grad():
-        found = loss(call(model, inputs), targets)
+        found = loss(call(model, mapped(inputs, torch.clone)), mapped(targets, torch.clone))
     size = len(leaves((inputs,))[0])
     if found.shape != (size,):
         raise InvalidValue(
@@ -387,11 +389,12 @@ def gradient(model: nn.Module, loss: Loss, inputs: Any, targets: Any, of: Any = 
     """Return the gradient of one example by ordinary autograd, or that of some of a batch together."""
     trained = [p for p in model.parameters() if p.requires_grad]
     with torch.enable_grad():
-        value = loss(call(model, inputs), targets).float()[of].sum()
+        outputs = call(model, mapped(inputs, torch.clone))
+        value = loss(outputs, mapped(targets, torch.clone)).float()[of].sum()
         if not value.requires_grad:
             return [torch.zeros_like(p) for p in trained]
         found = torch.autograd.grad(value, trained, allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for g, p in zip(found, trained, strict=True)]
+    return [dense(g, p) for g, p in zip(found, trained, strict=True)]
 
 
 def _unscaled(
@@ -475,7 +478,7 @@ def _outputs(model: nn.Module, inputs: Any) -> list[tuple[nn.Module, Tensor]]:
     try:
         with torch.no_grad():
             reseed(0)
-            call(model, inputs)
+            call(model, mapped(inputs, torch.clone))
     finally:
         for handle in handles:
             handle.remove()

@@ -1,4 +1,4 @@
-"""Checks that a pass over private examples leaves nothing behind but the sum that was asked for.
+"""Check that a pass over private examples leaves nothing behind but the requested sum.
 
 A module that keeps ``self.last = x``, a running mean, or a list of losses in a closure carries records into
 ``torch.save(model)``; a leaf tensor that needs a gradient (a loss with a learned temperature) is trained on
@@ -7,11 +7,11 @@ gradients that nobody bounds. Two walls stand against that:
 - `refuse` runs a model on made-up examples, before anything is charged, and names the attribute that
   differs after other examples, or the leaf that is no trained parameter of the model.
 - `Wall` puts back, after every sum, what a pass changed all the same (an attribute that is written for some
-  inputs only).
+  inputs only). What very unlike made-up examples changed, and a wall did not put back, is refused as well.
 
-Both look at what can be reached from the model and the loss: attributes, containers, buffers, hooks,
-closures, class attributes, random generators, the globals that the loss, the hooks, a forward and the methods
-that it calls name. What a forward writes elsewhere (a file, a global of another module) is not seen.
+Both look at what `farthing.torch.checks.reach` finds. What a forward writes elsewhere (a file, a global of an
+installed package) is not seen; nor is a rare write, which no made-up example brought about, into a large
+tensor or the weights of one of torch's own modules, or by ``.data`` into a tensor on a GPU.
 
 >>> class Keeps(nn.Linear):
 ...     def forward(self, x):
@@ -25,7 +25,10 @@ that it calls name. What a forward writes elsewhere (a file, a global of another
 """
 
 import array
-import functools
+import contextvars
+import io
+import itertools
+import queue
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -38,26 +41,28 @@ from torch import Tensor, nn
 
 from farthing.errors import Unsupported
 from farthing.torch.checks.chance import GENERATORS, SHARED, rewinding, state_of
-
-_MOST = 50_000  # objects that are looked at
-_LARGEST = 1 << 22  # elements of a tensor that is put back
-_LARGE = 1 << 20  # elements: of a larger tensor only where it lies, its version and its sum are compared
-_NUMBERS = (bool, int, float, complex, str, bytes, np.generic, torch.Size)
-_CONTAINERS = (dict, list, set, deque)
-_FIXED = (tuple, frozenset, types.MethodType, types.BuiltinMethodType, functools.partial)
-_OPAQUE = (
-    "farthing.",
-    "lightning.",
-    "pytorch_lightning.",
-    "torch.utils.data.",
-    "torch._",
-    "torch.cuda.",
-    "torch.optim.",
+from farthing.torch.checks.reach import (
+    CONTAINERS,
+    FILES,
+    FIXED,
+    MISSING,
+    NUMBERS,
+    Cached,
+    Entries,
+    attributes,
+    roots,
+    slot_names,
+    slots,
+    walk,
+    written,
 )
-_GLOBAL_HOOKS = [name for name in vars(torch.nn.modules.module) if name.startswith("_global_")]
-_INNER = ("_parameters.", "_buffers.", "_modules.", ".value")
 
-Slots = dict[Any, Any]
+_LARGEST = 1 << 22  # elements of a tensor that is put back
+_SMALL = 1 << 16  # elements of a parameter that is put back
+_LARGE = 1 << 20  # elements: of a larger tensor only where it lies, its version and its sum are compared
+_BYTES = (bytearray, array.array, np.ndarray, *FILES)
+_GLOBAL = "global "
+_INNER = ("_parameters.", "_buffers.", "_modules.", ".value")
 
 
 def refuse(model: nn.Module, loss: Any, losses: Callable[[int, int], Tensor]) -> None:
@@ -74,6 +79,11 @@ def refuse(model: nn.Module, loss: Any, losses: Callable[[int, int], Tensor]) ->
             raise Unsupported(_unseen(loss, leaf))
     before = values(model, loss)
     losses(3, 1)
+    refuse_changes(before, model, loss)
+
+
+def refuse_changes(before: dict[str, Any], model: nn.Module, loss: Any) -> None:
+    """Refuses a model or a loss that does not hold what it held ``before``."""
     found = changes(before, values(model, loss))
     if found:
         raise Unsupported(
@@ -84,7 +94,7 @@ def refuse(model: nn.Module, loss: Any, losses: Callable[[int, int], Tensor]) ->
 
 
 def _unseen(loss: Any, leaf: Tensor) -> str:
-    parts = [thing for _, thing in _walk({"loss": loss}) if isinstance(thing, nn.Module)]
+    parts = [thing for _, thing in walk({"loss": loss}) if isinstance(thing, nn.Module)]
     names = [name for part in parts for name, p in part.named_parameters() if p is leaf]
     what = f"the loss has a parameter {names[0]}" if names else "the loss or the model uses a tensor"
     return (
@@ -112,20 +122,22 @@ def _leaves(value: Tensor) -> Iterator[Tensor]:
 def values(model: Any, loss: Any = None) -> dict[str, Any]:
     """Return all that a model and a loss hold now, directly or not, by name."""
     found: dict[str, Any] = {}
-    for name, holder in _walk(_roots(model, loss)):
-        for key, value in _slots(holder).items():
+    for name, holder in walk(roots(model, loss)):
+        for key, value in slots(holder).items():
             path = f"{name}.{key}" if name else str(key)
             if isinstance(value, Tensor):
                 found[path] = _frozen(value)
-            elif isinstance(value, np.ndarray):
-                found[path] = value.copy()
-            elif isinstance(value, bytearray | array.array):
-                found[path] = bytes(value)
+                if isinstance(value, nn.Parameter) and value.grad is not None:
+                    found[f"{path}.grad"] = _frozen(value.grad)
+            elif isinstance(value, _BYTES):
+                found[path] = _bytes(value)
+            elif isinstance(value, itertools.count | queue.SimpleQueue):
+                found[path] = repr(value) if isinstance(value, itertools.count) else value.qsize()
             elif isinstance(value, GENERATORS) and id(value) not in SHARED:
                 found[f"{path} (a random generator)"] = state_of(value)
-            elif value is None or isinstance(value, _NUMBERS):
+            elif value is None or isinstance(value, NUMBERS):
                 found[path] = value
-            elif isinstance(value, _CONTAINERS):
+            elif isinstance(value, CONTAINERS):
                 found[path] = type(value), len(value)
             else:
                 found[path] = type(value)
@@ -161,144 +173,11 @@ def _same(one: Any, other: Any) -> bool:
         if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
             return False
         return bool(((one == other) | ((one != one) & (other != other))).all())  # NaN is NaN
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    if isinstance(one, Entries) and isinstance(other, Entries):
+        return other <= one
     if type(one) is not type(other):
         return False
     return bool(one == other or (one != one and other != other))
-
-
-def _roots(model: Any, loss: Any) -> dict[str, Any]:
-    """Return what a search begins with: a model, its loss, and the hooks of all modules."""
-    held = {name: getattr(torch.nn.modules.module, name) for name in _GLOBAL_HOOKS}
-    return {"": model, "loss": loss} | {name: hooks for name, hooks in held.items() if hooks}
-
-
-def _walk(roots: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Return everything that can hold something and is reached from the roots, with its name.
-
-    What modules hold comes first, of however many; of the rest, lists of data above all, so much is enough.
-    """
-    waiting = deque[tuple[str, Any]](roots.items())
-    seen, kept, most = set[int](), list[Any](), _MOST
-    while waiting and len(seen) < most:
-        name, thing = waiting.popleft()
-        if id(thing) in seen or _opaque(thing):
-            continue
-        seen.add(id(thing))
-        kept.append(thing)  # so that its id stays its own
-        slots = _slots(thing)
-        yield name, thing
-        prefix = f"{name}." if name else ""
-        found = [(f"{prefix}{key}", value) for key, value in slots.items()]
-        if isinstance(thing, nn.Module):
-            most += len(found) + 1
-            waiting.extendleft(reversed(found))
-        else:
-            waiting.extend(found)
-        if callable(thing):
-            waiting.extend((cls.__name__, cls) for cls in type(thing).__mro__ if _foreign(cls))
-
-
-def _foreign(cls: type) -> bool:
-    home: Any = cls.__module__  # of a metaclass in C a descriptor
-    return isinstance(home, str) and not home.startswith(("torch.", "builtins", "abc", "typing", *_OPAQUE))
-
-
-def _opaque(thing: Any) -> bool:
-    """Return whether nothing is looked for inside."""
-    if thing is None or isinstance(
-        thing, (*_NUMBERS, np.ndarray, types.ModuleType, torch.dtype, torch.device)
-    ):
-        return True
-    if isinstance(thing, Tensor):
-        return not thing.__dict__ and not _hooks(thing)
-    if isinstance(thing, dict) and type(thing).__getitem__ is not dict.__getitem__:
-        return True  # it makes what it gives (transformers' table of activations), so that a copy is another
-    if isinstance(thing, type):
-        return not _foreign(thing)
-    if isinstance(thing, types.FunctionType):
-        return str(thing.__module__).startswith("torch.")
-    return not isinstance(thing, nn.Module) and str(type(thing).__module__).startswith(_OPAQUE)
-
-
-def _slots(thing: Any) -> Slots:
-    """Return what a thing holds, by key."""
-    match thing:
-        case dict():
-            return {
-                key if isinstance(key, str | int) else f"{type(key).__name__} {n}": v
-                for n, (key, v) in enumerate(thing.items())
-            }
-        case list() | tuple() | deque():
-            return dict(enumerate(thing))
-        case set() | frozenset():
-            return dict(enumerate(sorted(thing, key=id)))
-        case functools.partial():
-            return {"func": thing.func, "args": thing.args, "keywords": thing.keywords}
-        case types.MethodType():
-            return {"__self__": thing.__self__, "__func__": thing.__func__}
-        case types.BuiltinMethodType():  # rows.append, say
-            return {"__self__": thing.__self__}
-        case types.FunctionType():
-            return _named(thing)
-        case types.CellType():
-            return {} if thing == types.CellType() else {"value": thing.cell_contents}
-        case type():
-            own = {k: v for k, v in vars(thing).items() if _data(v)}
-            return own | {k: v for k, v in _called(thing).items() if k in vars(thing)}
-    found = dict(getattr(thing, "__dict__", {}))
-    if isinstance(thing, Tensor) and _hooks(thing):
-        found["hooks"] = _hooks(thing)
-    for cls in type(thing).__mro__:
-        slots = cls.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if hasattr(thing, name) and not name.startswith("__"):
-                found[name] = getattr(thing, name)
-    return found
-
-
-def _hooks(tensor: Tensor) -> Any:
-    """Return the hooks that see a tensor's gradient, if it has any."""
-    return tensor._backward_hooks if tensor.is_leaf else None
-
-
-def _called(cls: type) -> dict[str, types.FunctionType]:
-    """Return the functions of a class that run in a pass, and those that they name, directly or not."""
-    waiting, found = ["forward", "__call__", "backward", "setup_context"], dict[str, types.FunctionType]()
-    while waiting:
-        name = waiting.pop()
-        held = getattr(cls, name, None)
-        held = getattr(held, "__func__", getattr(held, "fget", held))
-        if name not in found and isinstance(held, types.FunctionType):
-            found[name] = held
-            waiting.extend(_names(held.__code__))
-    return found
-
-
-def _data(value: Any) -> bool:
-    return isinstance(value, (Tensor, np.ndarray, *_CONTAINERS, *GENERATORS, bool, int, float))
-
-
-def _named(function: types.FunctionType) -> Slots:
-    """Return what a function can reach: its closure, defaults, attributes, and globals that it names."""
-    home, names = function.__module__, _names(function.__code__)
-    found: Slots = {n: v for n in names if _reached(v := function.__globals__.get(n), home)}
-    found |= dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    found |= {"defaults": function.__defaults__, "keywords": function.__kwdefaults__}
-    return found | function.__dict__
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """Return the names in a function and in those that are written inside it."""
-    inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
-    return {*code.co_names, *(name for part in inner for name in _names(part))}
-
-
-def _reached(value: Any, home: str) -> bool:
-    if isinstance(value, types.FunctionType | type):
-        return value.__module__ == home
-    return _data(value) or isinstance(value, nn.Module)
 
 
 class Wall:
@@ -308,21 +187,23 @@ class Wall:
     """
 
     def __init__(self, model: nn.Module, loss: Any, *, everything: bool = False) -> None:
-        found = [holder for _, holder in _walk(_roots(model, loss)) if not _fixed(holder)]
+        found = [holder for _, holder in walk(roots(model, loss)) if not _fixed(holder)]
         if not everything:
             modules = [holder for holder in found if isinstance(holder, nn.Module)]
             alone = all(map(_bare, modules))
             plain = {id(part) for module in modules for part in _plain_parts(module, alone)}
             found = [holder for holder in found if id(holder) not in plain]
         self._holders = found
+        weights = (m._parameters for m in found if isinstance(m, nn.Module) and _bare(m))
+        self._weights = set(map(id, weights))  # which are many, and torch's own modules do not write them
         self._maps = [holder for holder in found if isinstance(holder, dict)]
         self._things = [holder for holder in found if _by_attributes(holder)]
         self._others = [h for h in found if not isinstance(h, dict) and not _by_attributes(h)]
         self._noted: list[_Noted] = []
         self._ids: list[int] = []
         self._before: list[tuple[Any, _Noted]] = []
-        self._copies: dict[int, tuple[Tensor, int, Tensor]] = {}
-        drawn = {id(g): g for holder in found for g in _slots(holder).values() if isinstance(g, GENERATORS)}
+        self._copies: list[_Copy] = []
+        drawn = {id(g): g for holder in found for g in slots(holder).values() if isinstance(g, GENERATORS)}
         self._generators = [generator for number, generator in drawn.items() if number not in SHARED]
         self._rewind: list[Callable[[], object]] = []
 
@@ -332,7 +213,7 @@ class Wall:
         found = [*map(len, maps), *map(id, chain.from_iterable(maps))]
         found += map(id, chain.from_iterable(map(dict.values, maps)))
         for holder in self._others:
-            ids = _ids(_held(holder))
+            ids = _ids(holder)
             found += (len(ids), *ids)
         return found
 
@@ -343,79 +224,151 @@ class Wall:
             before: list[Any] = [*self._noted] or [None] * len(self._holders)
             self._noted = [_noted(*pair) for pair in zip(self._holders, before, strict=True)]
             self._ids = ids
+            pairs = zip(self._holders, self._noted, strict=True)
+            copied = [noted.parts for holder, noted in pairs if id(holder) not in self._weights]
+            parts = {id(part): part for part in chain.from_iterable(copied)}
+            last = {id(copy.part): copy for copy in self._copies}
+            self._copies = [last.get(key) or _Copy(part) for key, part in parts.items()]
         self._before = list(zip(self._holders, self._noted, strict=True))
-        held = self._copies
-        self._copies = {}
-        for tensor in (tensor for _, noted in self._before for tensor in noted.tensors if _small(tensor)):
-            last = held.get(id(tensor))
-            if last is None or last[0] is not tensor or last[1] != tensor._version:
-                last = tensor, tensor._version, tensor.detach().clone()
-            self._copies[id(tensor)] = last
+        for copy in self._copies:
+            copy.take()
         return self
 
     def accept(self) -> None:
         """Let what is there now stay."""
-        self._before, self._copies, self._rewind = [], {}, []
+        self._before, self._noted, self._copies, self._rewind = [], [], [], []
 
     def __exit__(self, *_: object) -> None:
         for rewind in self._rewind:
             rewind()
         for holder, noted in self._before if self._before and self._all_ids() != self._ids else ():
-            if _ids(_held(holder)) != noted.ids:
+            if _ids(holder) != noted.ids:
                 _restore(holder, noted.content)
-        for tensor, version, copy in list(self._copies.values()):
-            if tensor._version != version:
-                with torch.no_grad():
-                    tensor.copy_(copy)
-                self._copies[id(tensor)] = tensor, tensor._version, copy
+        for copy in self._copies:
+            copy.put_back()
         self._before = []
 
 
 class _Noted(NamedTuple):
-    """What a holder held, the ids of it all, and the plain tensors and buffers among it."""
+    """What a holder held, the ids of it all, and the tensors and arrays among it that can be put back."""
 
     content: Any
     ids: list[int]
-    tensors: list[Tensor]
+    parts: list[Any]
 
 
 def _noted(holder: Any, last: _Noted | None) -> _Noted:
     """Return what a holder holds: ``last`` where that is the same, whose parts live, so that ids tell."""
-    ids = _ids(_held(holder))
+    ids = _ids(holder)
     if last is not None and ids == last.ids:
         return last
-    content = _shallow(holder)
+    held = _held(holder)
+    content = dict(held) if isinstance(held, dict | types.MappingProxyType) else list(held)
     values = content.values() if isinstance(content, dict) else content
-    plain = [v for v in values if isinstance(v, Tensor) and not isinstance(v, nn.Parameter)]
-    return _Noted(content, ids, plain)
+    return _Noted(content, ids, [value for value in values if _copied(value)])
+
+
+class _Copy:
+    """A copy of a tensor, an array or a file in memory, by which it is put back."""
+
+    __slots__ = ("_copy", "_version", "part")
+
+    def __init__(self, part: Any) -> None:
+        self.part, self._version = part, 0
+        self._copy: Any = None
+
+    def take(self) -> None:
+        """Copy what it holds now: versions do not tell, as ``.data`` is written without one."""
+        part, copy = self.part, self._copy
+        if not isinstance(part, Tensor):
+            self._copy = _bytes(part)
+            return
+        now, self._version = part.detach(), part._version
+        if copy is None or copy.shape != now.shape or copy.dtype != now.dtype or copy.device != now.device:
+            self._copy = now.clone()
+        else:
+            copy.copy_(now)
+
+    def put_back(self) -> None:
+        """Put what was copied back, where it is not the same now; a GPU is not asked but for versions."""
+        part, copy = self.part, self._copy
+        if not isinstance(part, Tensor):
+            if _bytes(part) != copy:
+                _rewrite(part, copy)
+        elif part._version != self._version or (part.device.type == "cpu" and not torch.equal(part, copy)):
+            with torch.no_grad():
+                if part.shape != copy.shape:
+                    part.data = copy.clone()
+                part.copy_(copy)
+
+
+def _bytes(part: Any) -> Any:
+    """Return what an array or a file in memory holds."""
+    if isinstance(part, FILES):
+        return part.getvalue() if not part.closed else None
+    if isinstance(part, np.ndarray):
+        return part.dtype.str, part.shape, part.tobytes()
+    return bytes(part)
+
+
+def _rewrite(part: Any, held: Any) -> None:
+    """Write into an array or a file what it held."""
+    match part:
+        case io.BytesIO() | io.StringIO():
+            part.seek(0)
+            part.truncate()
+            part.write(held)
+        case np.ndarray():
+            part[...] = np.frombuffer(held[2], dtype=part.dtype).reshape(held[1])
+        case array.array():
+            part[:] = array.array(part.typecode, held)
+        case _:
+            part[:] = held
 
 
 def _held(holder: Any) -> Any:
-    """Return what a holder holds, not copied."""
+    """Return what a holder holds, by name or in order."""
     match holder:
         case dict() | list() | deque() | set():
             return holder
-        case types.CellType():
-            return _slots(holder)
+        case types.CellType() | contextvars.ContextVar():
+            return slots(holder)
         case type():
             return vars(holder)
-    return getattr(holder, "__dict__", {})
+        case types.FunctionType():
+            bound = {name: holder.__globals__.get(name, MISSING) for name in written(holder.__code__)}
+            return {_GLOBAL + name: value for name, value in bound.items()} | holder.__dict__
+    return attributes(holder)
 
 
 def _by_attributes(holder: Any) -> bool:
-    """Return whether what a holder holds are its attributes."""
-    other = isinstance(holder, dict | list | deque | set | types.CellType | type)
-    return not other and type(getattr(holder, "__dict__", None)) is dict
+    """Return whether what a holder holds are its attributes, all in one dictionary."""
+    other = isinstance(holder, dict | list | deque | set | types.CellType | type | contextvars.ContextVar)
+    if other or type(getattr(holder, "__dict__", None)) is not dict or isinstance(holder, Cached):
+        return False
+    return not slot_names(holder) and not (
+        isinstance(holder, types.FunctionType) and written(holder.__code__)
+    )
 
 
-def _ids(content: Any) -> list[int]:
+def _ids(holder: Any) -> list[int]:
+    if isinstance(holder, Cached):
+        return [holder.cache_info().currsize]
+    content = _held(holder)
     if isinstance(content, dict | types.MappingProxyType):
         return [*map(id, content), *map(id, content.values())]
     return list(map(id, content))
 
 
-def _small(value: Tensor) -> bool:
-    return value.layout is torch.strided and value.numel() <= _LARGEST and not value.is_inference()
+def _copied(value: Any) -> bool:
+    """Return whether a tensor or an array is put back: of weights, which are many, small ones."""
+    if isinstance(value, np.ndarray):
+        return value.size <= _LARGEST and not value.dtype.hasobject
+    if not isinstance(value, Tensor):
+        return isinstance(value, _BYTES)
+    most = _SMALL if isinstance(value, nn.Parameter) else _LARGEST
+    plain = value.layout is torch.strided and value.device.type != "meta" and not hasattr(value, "placements")
+    return plain and value.numel() <= most and not value.is_inference()
 
 
 def _bare(module: nn.Module) -> bool:
@@ -435,20 +388,7 @@ def _plain_parts(module: nn.Module, alone: bool) -> list[Any]:
 
 
 def _fixed(holder: Any) -> bool:
-    return isinstance(holder, _FIXED)
-
-
-def _shallow(holder: Any) -> Any:
-    match holder:
-        case dict():
-            return dict(holder)
-        case list() | deque() | set():
-            return list(holder)
-        case types.CellType():
-            return _slots(holder)
-        case type():
-            return dict(vars(holder))
-    return dict(getattr(holder, "__dict__", {}))
+    return isinstance(holder, FIXED)
 
 
 def _restore(holder: Any, content: Any) -> None:
@@ -465,11 +405,30 @@ def _restore(holder: Any, content: Any) -> None:
         case types.CellType():
             if content and holder.cell_contents is not content["value"]:
                 holder.cell_contents = content["value"]
+        case contextvars.ContextVar():
+            holder.set(content["value"])
+        case types.FunctionType():
+            names = written(holder.__code__)
+            for name in names:
+                holder.__globals__[name] = content[_GLOBAL + name]
+                if content[_GLOBAL + name] is MISSING:
+                    del holder.__globals__[name]
+            bound = {_GLOBAL + name for name in names}
+            _restore(holder.__dict__, {k: v for k, v in content.items() if k not in bound})
         case type():
             for key in vars(holder).keys() - content.keys():
                 delattr(holder, key)
             for key, value in content.items():
                 if vars(holder).get(key, holder) is not value:
                     setattr(holder, key, value)
-        case _ if hasattr(holder, "__dict__"):
-            _restore(holder.__dict__, content)
+        case _ if isinstance(holder, Cached):
+            holder.cache_clear()
+        case _:
+            slotted = slot_names(holder)
+            if hasattr(holder, "__dict__"):
+                _restore(holder.__dict__, {k: v for k, v in content.items() if k not in slotted})
+            for name in slotted:
+                if name in content:
+                    object.__setattr__(holder, name, content[name])
+                elif hasattr(holder, name):
+                    object.__delattr__(holder, name)

@@ -1,4 +1,4 @@
-"""A memory of the records that runs of this process were trained on, to notice a score taken of them.
+"""Remember the records that this process trained on, to warn about scores computed on them.
 
 A loss or an accuracy of training records is a release that nobody paid for. `evaluate` asks here whether what
 it was given as public are such records: a dataset (or a part of one) by what it is and by its indices,

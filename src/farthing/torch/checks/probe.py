@@ -1,8 +1,8 @@
-"""Made-up examples, and what a model does with them: where its batch axis is.
+"""Make up examples, and find the batch axis of a model with them.
 
 Made-up inputs have the shapes and dtypes of real ones and nothing else of them: floats between 0.05 and
 0.95, whole numbers 0 or 1, and where a model runs on them much wider ones. So whatever is found, or refused,
-tells nothing about private records.
+reveals nothing about private records.
 
 A model without its random numbers, so that its results can be compared: dropout keeps everything.
 
@@ -34,8 +34,8 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.torch.checks.chance import SEED
-from farthing.torch.gradients.layers import leaves, rules_of
-from farthing.torch.gradients.tape import TapePlan, Use, call, mapped, reseed
+from farthing.torch.gradients.layers import rules_of
+from farthing.torch.gradients.tape import TapePlan, Use, call, leaves, mapped, reseed
 
 _SIZES = (2, 3)
 _SCALES = (1e4, 100.0, 3.0)
@@ -98,6 +98,14 @@ class Source:
             mapped(self.targets, lambda x: fill(x, ranges.targets)),
         )
 
+    def blank(self) -> "Source":
+        """Return this source without the values of a batch, unless they are public."""
+        if self.public:
+            return self
+        return Source(
+            *(mapped(part, lambda x: torch.zeros_like(x[:1])) for part in (self.inputs, self.targets))
+        )
+
     def wildest(self, runs: Callable[[Ranges], bool]) -> Ranges:
         """Return the widest ranges on which a model runs; whole numbers are tried on a CPU only.
 
@@ -155,6 +163,7 @@ def plan_of(
                 "call it once, on the whole batch"
             )
         plan.axes[use] = _axes(inner, others[0]), _axes(outer, others[1])
+        plan.lengths[use] = _lengths(inner, others[0], plan.axes[use][0])
     small, large = (
         sum(math.prod(shape) for use in s.values() for side in use for shape in side) for s in seen
     )
@@ -175,7 +184,7 @@ def _shapes(plan: TapePlan, inputs: Any) -> Shapes:
         shapes = [x.shape for x in leaves((args, kwargs))], [x.shape for x in leaves(out)]
         found[plan.numbers[module], calls[module]] = shapes
 
-    handles = [module.register_forward_hook(note, with_kwargs=True) for module in plan.rules]
+    handles = [_hooked(plan, module, note) for module in plan.rules]
     buffers = {name: buffer.clone() for name, buffer in plan.model.named_buffers()}
     try:
         with torch.no_grad(), torch.random.fork_rng(devices(plan.model)):
@@ -194,6 +203,13 @@ def _shapes(plan: TapePlan, inputs: Any) -> Shapes:
         for name, buffer in plan.model.named_buffers():
             buffer.copy_(buffers[name])
     return found
+
+
+def _hooked(plan: TapePlan, module: nn.Module, note: Callable[..., None]) -> Any:
+    """Return a hook's handle; a part that is compiled to TorchScript takes none and cannot be followed."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise Unsupported(f"{plan.names[module]} is compiled to TorchScript; give the module it was made of")
+    return module.register_forward_hook(note, with_kwargs=True)
 
 
 def form_of(value: Any) -> str:
@@ -221,6 +237,17 @@ def _axes(small: list[torch.Size], large: list[torch.Size]) -> tuple[int | None,
         next((axis for axis, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
         for one, other in zip(small, large, strict=False)
     )
+
+
+def _lengths(
+    small: list[torch.Size], large: list[torch.Size], axes: tuple[int | None, ...]
+) -> tuple[int | None, ...]:
+    """Return how long each tensor is for every record, along the batch's axis; 0: that differs."""
+    found: list[int | None] = []
+    for one, other, axis in zip(small, large, axes, strict=False):
+        even = axis is None or one[axis] * _SIZES[1] == other[axis] * _SIZES[0]
+        found.append(None if axis is None else one[axis] // _SIZES[0] if even else 0)
+    return tuple(found)
 
 
 def devices(model: nn.Module) -> list[int]:
@@ -334,7 +361,7 @@ def operations(model: nn.Module, inputs: Any) -> int:
                 with FlopCounterMode(display=False) as counter:
                     call(model, inputs)
                 return int(counter.get_total_flops())
-            except AssertionError:  # its tracker of modules stumbles over views of parameters
+            except Exception:  # its tracker of modules stumbles over views of parameters, and inner gradients
                 pass
         with _Counted() as counted:  # type: ignore[no-untyped-call]
             call(model, inputs)

@@ -1,17 +1,18 @@
-"""Checks before the first batch that examples stay apart in a model and that book-keeping sees its gradient.
+"""Check before the first batch that examples stay apart and that book-keeping computes the right gradient.
 
 A bound on each example's gradient means nothing where one example moves another's: batch normalisation,
 batch statistics in a forward, a loss divided by the size of the batch. And book-keeping misses a weight that
 is used past its module. All of that is refused here, naming the module and what to do instead.
 
 The check runs on made-up examples (`farthing.torch.checks.probe`), never on private ones: what it finds
-depends on the model and on public shapes only, so a refusal tells nothing about the records and costs no
+depends on the model and on public shapes only, so a refusal reveals nothing about the records and costs no
 budget. Examples are exchanged and batches made larger and smaller (`farthing.torch.checks.independence`).
 That is a check and no proof; `farthing.torch.gradients.isolation` needs none.
 
 What needs no gradient comes first: is it a model, and are its weights there yet?
 """
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -34,15 +35,16 @@ from farthing.torch.checks.independence import (
     gradient,
     losses,
 )
-from farthing.torch.checks.leftovers import Wall
-from farthing.torch.checks.probe import Source, calm, close, devices, form_of
+from farthing.torch.checks.leftovers import Wall, refuse_changes, values
+from farthing.torch.checks.probe import Range, Ranges, Source, calm, close, devices, form_of
 from farthing.torch.gradients.isolation import Isolation
-from farthing.torch.gradients.layout import Sketch
+from farthing.torch.gradients.layout import Sketch, real
 from farthing.torch.gradients.tape import Loss, call, one
 
 T = TypeVar("T")
 
 _EXAMPLES = 4
+_WIDE, _LARGE = 30.0, 1e4  # the size of made-up inputs
 
 
 def refuse_known(model: nn.Module) -> None:
@@ -69,6 +71,8 @@ def refuse_known(model: nn.Module) -> None:
                 raise Unsupported(
                     f"{what} changes its weights in forward: set max_norm=None, as ft.torch.fix(model) does"
                 )
+            case torch.jit.ScriptModule() if module is model:
+                raise Unsupported(f"{what} is compiled to TorchScript: give the module that it was made of")
             case nn.DataParallel():
                 raise Unsupported(f"{what} splits batches by itself: give its module, model.module")
 
@@ -102,6 +106,7 @@ def verify(
                 f'book-keeping cannot follow the model ({brief(error)}); use route="vmap", which is slower'
             ) from error
         kept()
+        before = values(model, loss)
         with Wall(model, loss, everything=True):  # what made-up examples leave behind is put back
             refuse_public(lambda: rows(inputs, targets))
             company = Company(model, loss, source, rows, Effort.of(model, inputs), sketch, expected)
@@ -110,6 +115,24 @@ def verify(
             if autocast is not None:
                 company.low_precision(autocast)
             company.sizes()
+        refuse_changes(before, model, loss)  # what was not put back
+
+
+def verify_again(model: nn.Module, loss: Loss, source: Source, rows: Rows, sketch: Sketch) -> None:
+    """Refuses a model whose gradients in a small batch are not those of single examples: a quick check."""
+
+    def once() -> list[Tensor]:
+        return [losses(model, loss, *source.batch(_EXAMPLES))]
+
+    wall, apart = Wall(model, loss, everything=True), torch.random.fork_rng(devices(model))
+    with apart, wall, calm(model, once) as steady:
+        for seed, scale in enumerate((1.0, _WIDE) if steady else ()):
+            batch = source.batch(_EXAMPLES, seed, Ranges(Range(scale)))
+            found = rows(*batch)
+            for n in range(_EXAMPLES):
+                expected = gradient(model, loss, *one(*batch, n))
+                parts = [sketch(k, real(part).reshape(1, -1))[0] for k, part in enumerate(expected)]
+                agree(model, parts, found[n], 1e-3 if scale == 1 else 0.05)
 
 
 def _refuse_targets(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> None:
@@ -149,12 +172,16 @@ def verify_isolated(
         except FarthingError:
             raise
         except Exception as error:
-            raise Unsupported(_why(how, error)) from error
+            raise Unsupported(_why(how, error, lambda: rows(inputs, targets))) from error
 
     def once() -> list[Tensor]:
         return tried(lambda: [rows(inputs, targets)])
 
     tried(kept)  # with its random numbers
+    before = values(model, loss)
+    with contextlib.suppress(Exception), torch.random.fork_rng(devices(model)):  # whatever it does not take
+        rows(*source.batch(2, ranges=Ranges(Range(_LARGE))))
+    refuse_changes(before, model, loss)
     with torch.random.fork_rng(devices(model)):
         refuse_public(once, elsewhere=False)
     with torch.random.fork_rng(devices(model)), calm(model, once) as steady:
@@ -170,8 +197,14 @@ def verify_isolated(
         _alone_by_choice(model, loss, inputs, targets, alike)
 
 
-def _why(how: Isolation, error: Exception) -> str:
+def _why(how: Isolation, error: Exception, run: Callable[[], Any]) -> str:
     said = brief(error)
+    if how is Isolation.VMAP and _runs(run):
+        return (
+            "the model switches autocast on in its forward, and torch.func.vmap cannot run one of its layers "
+            f"so ({said}): leave autocast out of forward, as lanes compute in full precision, or use "
+            'route="loop", which is slower'
+        )
     if how is Isolation.LOOP:
         return (
             f"the model does not run on made-up inputs, a batch of one ({said}); give public ones, "
@@ -182,6 +215,26 @@ def _why(how: Isolation, error: Exception) -> str:
         'values out of its control flow, or use route="loop", which is slower and takes any model that '
         "runs on a batch of one"
     )
+
+
+def _runs(run: Callable[[], Any]) -> bool:
+    """Return whether code runs if autocast, where it is switched on, stays off."""
+    kind: Any = torch.autocast
+    enter = kind.__enter__
+
+    def off(self: torch.autocast) -> Any:
+        entered = enter(self)
+        torch.set_autocast_enabled(self.device, False)  # leaving puts back what was there before
+        return entered
+
+    kind.__enter__ = off
+    try:
+        run()
+    except Exception:
+        return False
+    finally:
+        kind.__enter__ = enter
+    return True
 
 
 def _alone_by_choice(model: nn.Module, loss: Loss, inputs: Any, targets: Any, alike: bool) -> None:

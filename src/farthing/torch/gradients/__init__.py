@@ -1,2 +1,1 @@
-"""Bounded sums of per-example gradients, for about the price of one ordinary gradient; a rule for each
-layer."""
+"""Sum bounded per-example gradients at about the cost of one ordinary gradient, with a rule per layer."""

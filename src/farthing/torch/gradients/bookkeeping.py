@@ -1,4 +1,4 @@
-"""Σ of bounded per-example gradients of a model, for the price of about one ordinary gradient.
+"""Sum bounded per-example gradients of a model at about the cost of one ordinary gradient.
 
 `Gradient` is a contribution for `farthing.queries.query.Query`: the model holds its (public) weights,
 ``loss`` gives one value a record, and `Gradient.bounded_sum` returns one flat float32 tensor, where `Layout`
@@ -20,8 +20,9 @@ from farthing.torch.checks import leftovers
 from farthing.torch.checks.independence import Mixed
 from farthing.torch.checks.leftovers import Wall
 from farthing.torch.checks.probe import Source, devices, plan_of, refuse_equal
-from farthing.torch.checks.selfcheck import refuse_known, verify, verify_isolated
+from farthing.torch.checks.selfcheck import refuse_known, verify, verify_again, verify_isolated
 from farthing.torch.gradients import clipping, isolation, tape
+from farthing.torch.gradients.allowance import allowance
 from farthing.torch.gradients.clipping import Automatic, ClipRule
 from farthing.torch.gradients.copies import Unmapped
 from farthing.torch.gradients.graphs import Graphs, Live, weakly
@@ -30,8 +31,8 @@ from farthing.torch.gradients.joint_terms import SmallRows
 from farthing.torch.gradients.layers import most_positions, rules_of
 from farthing.torch.gradients.layout import Layout, Sketch
 from farthing.torch.gradients.mlp import Stack
-from farthing.torch.gradients.plain import Makeup, Plain, TrainedWeights, bare, without_cudnn
-from farthing.torch.gradients.tape import Passes, TapePlan, one_thread, record_losses, reseed, ungrouped
+from farthing.torch.gradients.plain import Makeup, Plain, TrainedWeights, bare, of_torch, without_cudnn
+from farthing.torch.gradients.tape import Passes, TapePlan, one_thread, record_losses, ungrouped
 from farthing.torch.gradients.terms import Route, RowTerms, Term
 from farthing.torch.gradients.ways import Memory, Ways
 from farthing.torch.kernels import blocks, totals
@@ -45,10 +46,11 @@ _SMALL = 2**12  # numbers of a parameter that is measured and summed with other 
 
 ROUTES = ("auto", "fast", *Route, *Isolation)
 log = logging.getLogger("farthing.torch")
+_LATE = "the model makes parameters in its forward: call it once on public inputs, so that they are there"
 
 
 class Gradient:
-    """A contribution: the gradients of ``loss(model(inputs), targets)``, one an example, bounded and summed.
+    """A contribution: the gradients of ``loss(model(inputs), targets)``, one per example, bounded and summed.
 
     For a `farthing.Query`; `train` makes one by itself. The model holds its public weights, and the sum is
     one flat float32 tensor, in which `Layout` says where each parameter lies. The first batch is preceded by
@@ -72,9 +74,9 @@ class Gradient:
     example : tuple, optional
         Public (inputs, targets) for the check. None: made-up ones.
     memory : {"balanced", "speed", "space"}, default "balanced"
-        How much memory a GPU may give for time: per-example gradients are kept where that is quicker and they
-        take little ("balanced": of convolutions also where they take more), much, or no more memory than
-        what they are made of. On a CPU "space" sends smaller parts of a batch through the model at once.
+        How much memory is given for time. Per-example gradients are kept where that is quicker and a step
+        stays near the peak of an ordinary one ("balanced", by `farthing.torch.gradients.allowance`), wherever
+        it is quicker ("speed"), or where they take no more than what they are made of ("space").
     expected_batch_size : float, optional
         The public number of examples to expect in a batch. On a CPU batches of tensors are then summed in
         secret blocks, in float32 (`farthing.torch.kernels.blocks`), which is quicker than float64.
@@ -135,6 +137,7 @@ class Gradient:
         self._example = example
         self._first = next(p for p in model.parameters() if p.requires_grad)
         self._passes: Passes | None = None
+        self._source: Source | None = None  # of the made-up examples that it was checked on
         self._stack: Stack | None = None
         self.checked = Makeup(None)
         self._wall: Wall | None = None
@@ -176,9 +179,8 @@ class Gradient:
         rule, parts = self._rule(bound), totals.Parts()
         total: Tensor | None = None
         if not self.checked.holds(self.model, self.loss):
-            for inputs, targets, weights in batch.physical_batches(1):
-                self._checked_publicly(inputs, targets, weights)
-                break
+            made_up = getattr(batch, "made_up", lambda: next(batch.physical_batches(1)))
+            self._checked_publicly(*made_up())  # of which an empty batch has one, too
         for (inputs, targets, weights), context in self._parts(batch):
             if total is not None:
                 parts.put(total)
@@ -199,15 +201,12 @@ class Gradient:
             found = self._graphs.sum(inputs, targets, weights, rule)
             if found is not None:
                 return found
-        total = (self._empty(rule) if room is None else room).zero_()
-        if self.isolation is not None:
-            rows = self.rows(inputs, targets, weights)
-            present = None if weights is None else (weights > 0).view(len(weights), -1).any(1)
-            total += clipping.plain_sum(rows, rule, present)
-        else:
-            live = Live.of(rule, self.layout.size, total.device)
-            self._add(inputs, targets, weights, rule, live, total)
-        return total
+        if self.isolation is None:
+            live = Live.of(rule, self.layout.size, self._first.device)
+            return self._add(inputs, targets, weights, rule, live, None if room is None else room.zero_())
+        rows = self.rows(inputs, targets, weights)
+        present = None if weights is None else (weights > 0).view(len(weights), -1).any(1)
+        return clipping.plain_sum(rows, rule, present)
 
     def _parts(self, batch: Any) -> Iterator[tuple[Any, Any]]:
         """Yield the parts of a batch, each with the context in which its sums are made."""
@@ -240,7 +239,8 @@ class Gradient:
     def _evenly(self, examples: int) -> int | None:
         """Return the rows of a part, so that all parts are about as long: each has a cost of its own."""
         most = self.most_rows()
-        if most is None or self.isolation is not None or self._first.device.type != "cpu":
+        even = self._first.device.type == "cpu" or self._ways.allowance.parts > 1
+        if most is None or self.isolation is not None or not even:
             return most
         rows = -(-examples // max(1, round(examples / most)))
         return max(1, rows if self.physical_batch_size is None else min(rows, self.physical_batch_size))
@@ -250,11 +250,13 @@ class Gradient:
         if self.isolation is not None:
             most = max(1, _KEPT // self.layout.size)
             return most if self.physical_batch_size is None else min(most, self.physical_batch_size)
-        if self._passes is None or self._stack is not None or self._first.device.type != "cpu":
+        if self._passes is None or self._stack is not None:
             return self.physical_batch_size
-        held = _HELD // 16 if self._memory is Memory.SPACE else _HELD
-        most = max(_FEW, held // max(1, self._passes.plan.held))
-        return most if self.physical_batch_size is None else min(most, self.physical_batch_size)
+        limits = [self.physical_batch_size, self._ways.allowance.rows(self.expected_batch_size)]
+        if self._first.device.type == "cpu":
+            held = _HELD // 16 if self._memory is Memory.SPACE else _HELD
+            limits.append(max(_FEW, held // max(1, self._passes.plan.held)))
+        return min((rows for rows in limits if rows is not None), default=None)
 
     def _checked_publicly(self, inputs: Any, targets: Any, weights: Tensor | None) -> None:
         """`check`, of whose refusals no record decides: only shapes are used, so they may be raised."""
@@ -278,13 +280,32 @@ class Gradient:
             source = Source(ungrouped(inputs), ungrouped(targets))
         else:
             source = Source(inputs, targets)
+        self._source = source.blank()
         with self.plain.running():
+            self._admitted(source)
+
+    def look_again(self) -> None:
+        """Check the model anew where its gradients at its present weights are not those of single examples.
+
+        Of a router that began with zeros, say, tokens go to other experts as soon as its weights have moved.
+        """
+        source, passes, device = self._source, self._passes, self._first.device
+        if source is None or passes is None or all(map(of_torch, self.model.modules())):
+            return
+        sketch = Sketch(self.layout.sizes)
+        with self.plain.running(), one_thread(device), exact(device), without_cudnn(self.model):
             try:
-                self._checked_by(source)
-            except Unsupported as error:
-                if not self._falls_back or self.isolation is not None:
-                    raise
-                self._fall_back(source, error)
+                verify_again(self.model, self.loss, source, partial(passes.rows, sketch=sketch), sketch)
+            except FarthingError:
+                self._admitted(source)
+
+    def _admitted(self, source: Source) -> None:
+        try:
+            self._checked_by(source)
+        except Unsupported as error:
+            if not self._falls_back or self.isolation is not None:
+                raise
+            self._fall_back(source, error)
 
     def _fall_back(self, source: Source, error: Unsupported) -> None:
         """Take the first way in isolation on which the model runs and means the same; say so.
@@ -317,6 +338,9 @@ class Gradient:
                     kept = self._leftovers(self.rows, source)
                     verify_isolated(self.isolation, self.model, self.loss, source, self.rows, kept, alike)
             self._passes, self.checked = passes, Makeup(self.model, self.loss)
+            if passes is not None and self._memory is Memory.BALANCED:
+                given = min(self.expected_batch_size or _FEW, self.physical_batch_size or 2**30)
+                self._ways.allowance = allowance(passes, source, given, fused(device))
             self._stack = self._stacked(source)
             wall.accept()
         self._wall = Wall(self.model, self.loss)
@@ -329,7 +353,7 @@ class Gradient:
             passes = Passes(self.model, self.loss, self.layout, plan)  # in full precision
             try:
                 with torch.random.fork_rng(devices(self.model)):
-                    self._positions = most_positions(passes, source.batch(2), _FEW)
+                    self._positions = most_positions(passes, source.batch(2))
                 sketch = Sketch(self.layout.sizes)
                 rows = partial(passes.rows, sketch=sketch)
                 size = int(min(self.expected_batch_size or 0, self.physical_batch_size or 2**30))
@@ -353,35 +377,29 @@ class Gradient:
     def _both(self, rows: Callable[..., Tensor], source: Source, size: int, seed: int) -> Tensor:
         """Run ``rows`` and the plain passes on made-up examples; return the losses, with their graph."""
         inputs, targets = source.batch(size, seed=seed)
-        apart = self.isolation is not None
         with torch.random.fork_rng(devices(self.model)), torch.enable_grad():
             rows(inputs, targets)
-            batches = [tape.one(inputs, targets, n) for n in range(size)] if apart else [(inputs, targets)]
+            ones = [tape.one(inputs, targets, n) for n in range(size)]
+            batches = ones if self.isolation is not None else [tape.mapped((inputs, targets), torch.clone)]
             losses = torch.cat([self.loss(tape.call(self.model, x), y) for x, y in batches])
+            if len(trained := [p for p in self.model.parameters() if p.requires_grad]) > len(self._spans):
+                raise InvalidValue(_LATE)
             if losses.requires_grad:
-                trained = [p for p in self.model.parameters() if p.requires_grad]
                 torch.autograd.grad(losses.sum(), trained, allow_unused=True, retain_graph=True)
         return losses
 
     def _stacked(self, source: Source) -> Stack | None:
         """Return the model as a plain stack, if it is one and gives the same on made-up examples."""
-        stack, rule, size = Stack.of(self.model, self.layout.sizes), Automatic(), self.layout.size
+        stack = Stack.of(self.model, self.layout.sizes)
         if stack is None or self.isolation or self._route is not None or self.autocast is not None:
             return None
         inputs, targets = source.batch(4)
-        if not stack.fits(inputs, None, rule):
-            return None
-        one, other = torch.zeros(2, size, dtype=torch.float32)
-        live = Live.of(rule, size, self._first.device)
-        with torch.random.fork_rng([]):
-            reseed(0)
-            try:
-                fits = stack.add(inputs, targets, self._losses, rule, one, True)
-            except RuntimeError:  # a loss that writes into the outputs, say
-                return None
-            reseed(0)
-            self._add(inputs, targets, None, rule, live, other)
-        return stack if fits and (one - other).norm() <= 1e-4 * other.norm() else None
+
+        def by_tape(rule: ClipRule) -> Tensor:
+            live = Live.of(rule, self.layout.size, self._first.device)
+            return self._add(inputs, targets, None, rule, live, None)
+
+        return stack if stack.agrees(inputs, targets, self._losses, Automatic(), by_tape) else None
 
     def rows(self, inputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return every example's gradient, unbounded: for checks on made-up examples."""
@@ -389,7 +407,7 @@ class Gradient:
             assert self._passes is not None
             with self.plain.running():
                 return self._passes.rows(inputs, targets, weights)
-        given = inputs, targets, weights
+        given = *tape.mapped((inputs, targets), torch.clone), weights
         with self.plain.running(), without_cudnn(self.model):
             return isolation.per_example(self.isolation, self.model, self.loss, self.layout.names, *given)
 
@@ -403,18 +421,19 @@ class Gradient:
         weights: Tensor | None,
         rule: ClipRule,
         live: Live,
-        total: Tensor,
+        total: Tensor | None,
         own: bool = False,
-    ) -> None:
+    ) -> Tensor:
         """Add the bounded gradients of one batch to total; of the rule's numbers those in ``live`` count.
 
         ``own``: the batch lies in buffers of our own, in which an example that is not finite may be blanked.
+        Without a total there is one after the backward pass, when the model holds nothing any more.
         """
         terms, norms, small = dict[int, Term](), dict[int, Tensor](), dict[int, RowTerms]()
         spans, (clip, scale) = self._spans, live
         inverse = None if scale is None else scale.reciprocal()
         clamps = rule.by_coordinate
-        joins = not clamps and inverse is None and not rule.by_layer and not total.is_cuda
+        joins = not clamps and inverse is None and not rule.by_layer and self._first.device.type != "cuda"
         assert self._passes is not None
 
         def put(slot: int, term: Term) -> None:
@@ -432,14 +451,15 @@ class Gradient:
                 with exact(term.device):
                     norms[slot] = term.scaled_norms(inverse[spans[slot]])
 
-        factored = not clamps and inverse is None and fused(total.device)
+        factored = not clamps and inverse is None and fused(self._first.device)
         self._passes.run(inputs, targets, weights, put, factored)
+        total = self._empty(rule).zero_() if total is None else total
         if small:
             joint = next(iter(small))
             terms[joint] = SmallRows(list(small.values()), self._coordinates(tuple(small)), total)
             norms[joint] = terms[joint].norms()
         if not terms:
-            return
+            return total
         slots = list(terms)
         stacked = torch.stack([norms[slot] for slot in slots])
         whole: Tensor = torch.linalg.vector_norm(stacked, dim=0)
@@ -470,6 +490,7 @@ class Gradient:
             else:
                 with nullcontext() if inverse is None else exact(term.device):
                     term.add(factors[n], total[spans[slot]])
+        return total
 
     def _coordinates(self, slots: tuple[int, ...]) -> Tensor:
         """Return the places of these parameters' coordinates in a sum, one after the other."""

@@ -1,4 +1,4 @@
-"""Clip rules for a model's gradients, one class each.
+"""Define clip rules for a model's gradients, one class each.
 
 A `ClipRule` bounds one example's gradient and owns what sums need to know of it: its factors, its units, its
 extra coordinates. Rules work on flat float32 tensors. An example whose gradient is NaN or infinite anywhere
@@ -38,7 +38,7 @@ _RAMP = 0.2  # clips on either side, over which a gradient counts less and less 
 
 
 class ClipRule(ABC):
-    """A bound on one example's gradient that knows its own arithmetic: the base class of clip rules.
+    """A bound on one example's gradient with its own factors: the base class of clip rules.
 
     A subclass says how long a clipped gradient can be (`largest_norm`) and by what each gradient is
     multiplied (`factors`). All that sums of a model's gradients need to know follows from these two, or is
@@ -264,7 +264,7 @@ class ClipLayers(ClipRule):
 
 @dataclass(frozen=True, slots=True)
 class Automatic(ClipRule):
-    """A clip rule that makes every gradient nearly as long as the clip: clip_norm · g / (|g| + gamma).
+    """A clip rule that scales every gradient to nearly the clipping norm: clip_norm · g / (|g| + gamma).
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Per-example gradients of a convolution: a term whose positions are the windows of its input."""
+"""Compute per-example gradients of a convolution: a term whose positions are the windows of its input."""
 
 import functools
 import math
@@ -28,6 +28,22 @@ def padded(module: Any, x: Tensor) -> Tensor:
     return x
 
 
+class Turned:
+    """The convolution from the output of a transposed one to its input: the same weights."""
+
+    padding_mode = "zeros"
+
+    def __init__(self, module: Any) -> None:
+        self.in_channels, self.out_channels, self.groups = (
+            module.out_channels,
+            module.in_channels,
+            module.groups,
+        )
+        self.kernel_size, self.stride, self.dilation = module.kernel_size, module.stride, module.dilation
+        self.padding, self.weight = module.padding, module.weight
+        self._reversed_padding_repeated_twice = module._reversed_padding_repeated_twice
+
+
 class Windows(Term):
     """Σ over windows of δ ⊗ window: δ (examples, records, p, *out), x (examples, records, c, *in).
 
@@ -47,15 +63,14 @@ class Windows(Term):
         some.delta, some.x = self.delta[:count], self.x[:count]
         return some
 
-    def held(self) -> int:
-        """Return how many numbers the gradient of an example is made of."""
-        return math.prod(self.delta.shape[1:]) + math.prod(self.x.shape[1:])
+    def made_of(self) -> int:
+        return self.delta.nbytes + self.x.nbytes
+
+    def worth(self, examples: float) -> float:
+        return 4 * max(self.made_of() / self.examples, 4 * part_of(self.device) / examples)
 
     def routes(self) -> tuple[Route, ...]:
-        held = self.held()
-        if self.lavish:
-            held = 4 * max(held, part_of(self.device) // self.examples)
-        rows = Route.ROWS if self.size <= held else Route.AGAIN
+        rows = Route.ROWS if self.keeps else Route.AGAIN
         return (rows, Route.GRAM) if self.positions**2 <= self.size else (rows,)
 
     def recomputes(self) -> bool:
@@ -65,7 +80,7 @@ class Windows(Term):
         memory to keep, which are slow where rows take much more of it than what they are made of.
         """
         filters = self.module.out_channels // self.module.groups
-        if self.positions > _POSITIONS or self.size < _LARGER * self.held() or filters < _FILTERS:
+        if self.positions > _POSITIONS or self.bytes < _LARGER * self.made_of() or filters < _FILTERS:
             return False
         return positions.available(self.device)
 
@@ -117,7 +132,7 @@ class Windows(Term):
             return self._gram()
         if self.route is Route.ROWS and positions.available(self.device):
             return self._compiled()
-        if self.route is Route.AGAIN and self.recomputes():
+        if self.route is Route.AGAIN and positions.available(self.device):
             self.delta, self.x, self.turned = self.delta.contiguous(), self.x.contiguous(), True
             return positions.windows(self.x, self.delta, self._geometry(), None, self.examples)
         if self.route is Route.ROWS:

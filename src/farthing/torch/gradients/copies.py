@@ -1,4 +1,4 @@
-"""Copies of a parameter that a module holds beside other modules, one for each record."""
+"""Copy parameters that a module holds beside other modules, one copy for each record."""
 
 from collections.abc import Callable
 from typing import Any

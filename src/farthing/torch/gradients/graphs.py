@@ -1,4 +1,4 @@
-"""Work on a GPU captured once in a CUDA graph and replayed: bounded sums of batches, above all.
+"""Capture work on a GPU in a CUDA graph and replay it, mainly bounded sums of batches.
 
 A small model's step is a hundred launches of a few microseconds each, and Python is slower than that; a large
 model's is a thousand, and without a graph Python has to wait and see whether an example is not finite. A
@@ -56,7 +56,7 @@ class Live(NamedTuple):
             self.scale.copy_(other.scale)
 
 
-Add = Callable[[Any, Any, Tensor | None, ClipRule, Live, Tensor, bool], None]
+Add = Callable[[Any, Any, Tensor | None, ClipRule, Live, Tensor, bool], Tensor]
 
 
 class Room:
@@ -296,13 +296,13 @@ def tensors(value: Any) -> list[Tensor]:
     return [value] if isinstance(value, Tensor) else []
 
 
-def weakly(method: Callable[..., None]) -> Callable[..., None]:
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     """A method that does not keep its object alive: what graphs hold of memory is to go with their owner."""
     reference = weakref.WeakMethod(method)
 
-    def call(*given: Any) -> None:
+    def call(*given: Any) -> Any:
         found = reference()
         assert found is not None
-        found(*given)
+        return found(*given)
 
     return call

@@ -1,4 +1,4 @@
-"""Per-example gradients of models in which examples cannot meet: each is a batch of one, by construction.
+"""Compute per-example gradients in isolation: every example is a batch of one, by construction.
 
 Book-keeping runs a whole batch through the model and *checks* on made-up examples that they stay apart. Here
 nothing has to be checked. With ``route="vmap"`` every example runs in a lane of its own of torch.func.vmap,
@@ -38,7 +38,7 @@ from torch.func import functional_call, grad, vmap
 
 from farthing.errors import InvalidValue, Unsupported
 from farthing.torch.checks.leftovers import Wall
-from farthing.torch.gradients.layout import real
+from farthing.torch.gradients.layout import dense, real
 from farthing.torch.gradients.tape import Loss, call, mapped
 
 
@@ -161,9 +161,7 @@ def _gradient(
         if not value.requires_grad:
             return {name: torch.zeros_like(p) for name, p in own.items()}
         found = torch.autograd.grad(value, list(own.values()), allow_unused=True)
-    return {
-        name: torch.zeros_like(p) if g is None else g for (name, p), g in zip(own.items(), found, strict=True)
-    }
+    return {name: dense(g, p) for (name, p), g in zip(own.items(), found, strict=True)}
 
 
 def _loss(model: nn.Module, loss: Loss, weights: dict[str, Tensor], x: Any, y: Any) -> Tensor:
@@ -176,7 +174,7 @@ def _loss(model: nn.Module, loss: Loss, weights: dict[str, Tensor], x: Any, y: A
             f"loss must return one value a record, shape (1,) for a batch of one, got {tuple(found.shape)}: "
             'use reduction="none" and sum over what belongs to one record'
         )
-    return found[0].float()
+    return found[0] if found.dtype is torch.float64 else found[0].float()
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:

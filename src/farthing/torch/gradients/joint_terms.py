@@ -1,4 +1,4 @@
-"""Terms that are made of several: all uses of one parameter, or consecutive parts of it."""
+"""Combine terms: all uses of one parameter, or consecutive parts of it."""
 
 import torch
 from torch import Tensor

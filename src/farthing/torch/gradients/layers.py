@@ -1,4 +1,4 @@
-"""A rule a layer: its forward under a tape, and the terms that its output gradient makes with its input.
+"""Define a rule per layer: its forward pass under a tape, and the terms of its per-example gradients.
 
 A rule is called in place of the module's own forward as ``rule(tape, module, own, *args)``. What has no rule
 is mapped: its parameters are copied once for each example, and torch.func.vmap runs the module's own
@@ -17,12 +17,12 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from farthing.errors import Unsupported
-from farthing.torch.gradients.convolution import windows
+from farthing.torch.gradients.convolution import Turned, windows
 from farthing.torch.gradients.copies import one_first
 from farthing.torch.gradients.joint_terms import Blocks, SumTerm
 from farthing.torch.gradients.normalisation import norm
 from farthing.torch.gradients.recurrent import cell, recurrent
-from farthing.torch.gradients.tape import Passes, Rule, Tape
+from farthing.torch.gradients.tape import Passes, Rule, Tape, leaves
 from farthing.torch.gradients.terms import Factor, Lookup, Outer, RowTerms, Term, summed
 
 
@@ -43,6 +43,23 @@ def convolution(tape: Tape, module: Any, own: Any, input: Tensor) -> Tensor:
     def then(delta: Tensor, seen: Tensor) -> None:
         if tape.trained(module.weight):
             tape.put(module.weight, lambda: windows(module, delta, seen, tape.examples, tape.factored))
+        tape.put(module.bias, lambda: RowTerms(tape.joined(delta.flatten(2).sum(2, dtype=torch.float32))))
+
+    return tape.watch(out, then, as_is=True, keep=(input,))
+
+
+def transposed(
+    tape: Tape, module: Any, own: Any, input: Tensor, output_size: list[int] | None = None
+) -> Tensor:
+    """Input ⊗ window of δ, summed over windows: the gradient of a convolution from output to input."""
+    use = tape.use(module, module.weight, module.bias)
+    input = tape.multiplied(input)
+    out: Tensor = own(input, output_size)
+    tape.batch_first(module, tape.axes(use)[0][0])
+
+    def then(delta: Tensor, seen: Tensor) -> None:
+        if tape.trained(module.weight):
+            tape.put(module.weight, lambda: windows(Turned(module), seen, delta, tape.examples, False))
         tape.put(module.bias, lambda: RowTerms(tape.joined(delta.flatten(2).sum(2, dtype=torch.float32))))
 
     return tape.watch(out, then, as_is=True, keep=(input,))
@@ -161,16 +178,24 @@ def _projections(
     """Return query, key and value each by its own third of the weights."""
     biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
     deltas: dict[int, Tensor] = {}
+    open_ = [True]
+
+    def then(n: int, delta: Tensor) -> None:
+        deltas[n] = delta
+        if len(deltas) == len(sides):
+            end()
+
     outs = [
-        tape.watch(F.linear(x, weight, bias), partial(deltas.__setitem__, n))
+        tape.watch(F.linear(x, weight, bias), partial(then, n))
         for n, (x, weight, bias) in enumerate(zip(sides, parts, biases, strict=True))
     ]
 
     def end() -> None:
-        us = [
-            Factor(tape.grouped(deltas[n] if n in deltas else torch.zeros_like(outs[n]).float(), 0))
-            for n in range(3)
-        ]
+        if not open_:
+            return
+        open_.clear()
+        given = [deltas.pop(n) if n in deltas else torch.zeros_like(outs[n]).float() for n in range(3)]
+        us = [Factor(tape.grouped(delta, 0)) for delta in given]
         outers: list[Term] = [
             Outer(u, Factor(tape.grouped(x.detach(), 0).float())) for u, x in zip(us, sides, strict=True)
         ]
@@ -269,14 +294,6 @@ def _without(module: nn.Module) -> Iterator[None]:
         module.__dict__.update(before)
 
 
-def leaves(value: Any) -> list[Tensor]:
-    """Return the tensors in nested tuples, lists and dictionaries."""
-    if isinstance(value, Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return [leaf for part in parts for leaf in leaves(part)]
-
-
 def _filled(value: Any, tensors: Any) -> Any:
     """Return a structure like ``value`` with other tensors in it."""
     if isinstance(value, Tensor):
@@ -284,7 +301,8 @@ def _filled(value: Any, tensors: Any) -> Any:
     if isinstance(value, dict):
         return {name: _filled(part, tensors) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_filled(part, tensors) for part in value)
+        parts = [_filled(part, tensors) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
 
 
@@ -293,6 +311,9 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.Conv1d: convolution,
     nn.Conv2d: convolution,
     nn.Conv3d: convolution,
+    nn.ConvTranspose1d: transposed,
+    nn.ConvTranspose2d: transposed,
+    nn.ConvTranspose3d: transposed,
     nn.Embedding: embedding,
     nn.EmbeddingBag: bag,
     nn.LayerNorm: norm,
@@ -405,15 +426,15 @@ def _trains(module: nn.Module) -> bool:
     return any(p.requires_grad for p in module.parameters())
 
 
-def most_positions(passes: Passes, batch: tuple[Any, Any], examples: int) -> int:
+def most_positions(passes: Passes, batch: tuple[Any, Any]) -> int:
     """Return over how many positions the longest product goes that is not made of rows; 0: there is none."""
     found: dict[int, tuple[int, int]] = {}
 
     def put(slot: int, term: Term) -> None:
-        parts = term.terms if isinstance(term, SumTerm) else [term]
+        parts = term.terms if isinstance(term, SumTerm | Blocks) else [term]
         for part in parts:
-            kept = len(parts) == 1 and part.positions > 1
-            if isinstance(part, Outer) and not (kept and part.keeps(examples)):
+            kept = not isinstance(term, SumTerm) and part.positions > 1
+            if isinstance(part, Outer) and not (kept and part.bytes <= part.made_of()):
                 found[slot] = part.positions * part.size, part.positions
 
     try:

@@ -1,4 +1,4 @@
-"""The layout of parameters end to end in one flat tensor: their gradients, and an optimiser's state of them.
+"""Lay out parameters end to end in one flat tensor, with their gradients and an optimiser's state.
 
 A step is then a few operations, however many parameters there are.
 
@@ -26,7 +26,7 @@ from farthing.errors import InvalidValue
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where each trained parameter lies in a flat gradient, in the order of ``named_parameters``.
+    """The position of each trained parameter in a flat gradient, in the order of ``named_parameters``.
 
     Attributes
     ----------
@@ -93,6 +93,13 @@ def real(p: Tensor) -> Tensor:
     ([[1.0, 2.0]], [3.0])
     """
     return torch.view_as_real(p.resolve_conj()).float() if p.is_complex() else p.float()
+
+
+def dense(gradient: Tensor | None, p: Tensor) -> Tensor:
+    """Return the gradient of a parameter: zeros where there is none, of a sparse one all of it."""
+    if gradient is None:
+        return torch.zeros_like(p)
+    return gradient.to_dense() if gradient.layout is not torch.strided else gradient
 
 
 def _shaped(part: Tensor, shape: tuple[int, ...]) -> Tensor:

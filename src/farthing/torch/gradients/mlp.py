@@ -1,4 +1,4 @@
-"""Bounded sums of plain stacks on a CPU: linear layers one after the other, and plain functions between them.
+"""Sum bounded gradients of plain MLPs on a CPU: linear layers with elementwise functions between them.
 
 Such models are so quick that noting use by use what gradients are made of takes as long as the products. Here
 both passes are written out, in memory that stays; squared norms and factors come from kernels in C where
@@ -15,6 +15,7 @@ from torch.nn.modules import module as modules
 
 from farthing.noise import native
 from farthing.torch.gradients.clipping import ClipRule
+from farthing.torch.gradients.tape import reseed
 from farthing.torch.kernels import totals
 from farthing.torch.kernels.clamping import clamped_rows, clamped_sum
 from farthing.torch.kernels.positions import scaled_squares
@@ -131,6 +132,28 @@ class Stack:
                     spans[bias].copy_(found) if empty else spans[bias].add_(found)
         return True
 
+    def agrees(
+        self,
+        inputs: Any,
+        targets: Any,
+        losses: Losses,
+        rule: ClipRule,
+        other: Callable[[ClipRule], Tensor],
+    ) -> bool:
+        """Return whether a sum of made-up examples is what another way gives with the same random numbers."""
+        if not self.fits(inputs, None, rule):
+            return False
+        total = torch.zeros(sum(self._sizes), dtype=torch.float32)
+        with torch.random.fork_rng([]):
+            reseed(0)
+            try:
+                fits = self.add(inputs, targets, losses, rule, total, True)
+            except RuntimeError:  # a loss that writes into the outputs, say
+                return False
+            reseed(0)
+            expected = other(rule)
+        return fits and bool((total - expected).norm() <= 1e-4 * expected.norm())
+
     def _scaled(self, rule: ClipRule, total: Tensor) -> tuple[Tensor | None, tuple[Tensor, ...] | None]:
         """Return a rule's units, and 1 / units² of every trained parameter; the last rule's are kept."""
         if self._last is None or self._last[0] is not rule:
@@ -232,7 +255,7 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _watched(module: nn.Module) -> bool:
-    """Return whether something hangs on a module's call."""
+    """Return whether a hook is attached to a module's call."""
     own = module.__dict__
     return bool(
         own["_forward_hooks"]

@@ -1,4 +1,4 @@
-"""Per-example gradients of norms: scales and shifts of layer, RMS, group and instance norms."""
+"""Compute per-example gradients of scales and shifts of layer, RMS, group and instance norms."""
 
 from functools import partial
 from typing import Any
@@ -31,6 +31,7 @@ def norm(tape: Tape, module: Any, own: Any, input: Tensor) -> Tensor:
     axis = tape.axes(use)[0][0]
     if isinstance(module, nn.GroupNorm) and axis == 0 and _by_kernel(module, input):
         normed: Tensor = _GroupNorm.apply(input, tape.plan.anchor, module, tape)
+        tape.holdings.note(input, normed)
         return normed
     out: Tensor = own(input)
     last = len(module.normalized_shape) if isinstance(module, nn.LayerNorm | nn.RMSNorm) else 0

@@ -1,4 +1,4 @@
-"""A model as per-example gradients need it: without wrappers, eager, and with its public state held still.
+"""Prepare a model for per-example gradients: without wrappers, eager, and with its public state fixed.
 
 Some things that people wrap around a model change how it runs and not what it computes. While a sum is made
 they are put aside (`Plain.running`), and afterwards they are as they were:
@@ -16,23 +16,26 @@ they are put aside (`Plain.running`), and afterwards they are as they were:
 True
 """
 
+import argparse
 import functools
 import itertools
 import logging
 import operator
 import sys
+import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils import checkpoint
 
-from farthing.errors import Unsupported
+from farthing.errors import InvalidValue, Unsupported
+from farthing.torch.checks.reach import attributes, is_own, slots
 from farthing.torch.gradients.tape import running
 
 _HookedNorm: Any = sys.modules["torch.nn.utils.spectral_norm"].SpectralNorm  # its name is a function's, too
@@ -62,7 +65,7 @@ class Makeup:
 
     def __init__(self, model: nn.Module | None, loss: Any = None) -> None:
         self._modules = [] if model is None else [*model.modules(), *_inside(loss)]
-        self._parts = _parts(self._modules)
+        self._loss, self._parts = loss, _parts(self._modules, loss)
 
     def holds(self, model: nn.Module, loss: Any = None) -> bool:
         """Return whether the model and its loss are still made of the same, as they were checked."""
@@ -70,21 +73,31 @@ class Makeup:
             return False
         if isinstance(loss, nn.Module) and not any(loss is module for module in self._modules):
             return False
-        found = _parts(self._modules)
+        found = _parts(self._modules, None if self._loss is None else loss)
         return len(found) == len(self._parts) and all(map(operator.is_, found, self._parts))
+
+
+def of_torch(module: nn.Module) -> bool:
+    """Return whether a module is of torch's own classes, so that its code is known."""
+    return type(module).__module__.startswith("torch.")
 
 
 def _inside(loss: Any) -> list[nn.Module]:
     return list(loss.modules()) if isinstance(loss, nn.Module) else []
 
 
-def _parts(modules: list[nn.Module]) -> list[Any]:
+def _parts(modules: list[nn.Module], loss: Any) -> list[Any]:
     """Return objects that are the same ones as long as nothing is changed: this runs before every sum."""
     held = [module.__dict__ for module in modules]
     found: list[Any] = [module.training for module in modules]
     for module in modules:
-        if not type(module).__module__.startswith("torch."):
-            found += _switches(module)
+        if not of_torch(module):
+            for name, value in module.__dict__.items():
+                if name not in _COMMON:
+                    _switches(name, value, found)
+    if isinstance(loss, types.FunctionType):
+        for name, value in slots(loss).items():
+            _switches(name, value, found)
     for name in ("_modules", *_HOOKS):
         found += itertools.chain.from_iterable((None, *part[name].values()) for part in held)
     for name in _HOOKS:
@@ -94,15 +107,28 @@ def _parts(modules: list[nn.Module]) -> list[Any]:
     return found
 
 
-def _switches(module: nn.Module) -> Iterator[Any]:
-    """Yield what may turn parts of a module's own code on or off: truths, and whether a number is 0."""
-    for name, value in module.__dict__.items():
-        if name not in _COMMON:
-            if value is None or isinstance(value, bool | int | float):
-                yield name
-                yield value if isinstance(value, bool) else not value
-            elif name == "forward":
-                yield value
+def _switches(name: Any, value: Any, found: list[Any], depth: int = 2) -> None:
+    """Add what may turn parts of a user's own code on or off: truths, words, whether a number is 0.
+
+    Also those in a short table or list, and in an object of the user's own, such as a configuration.
+    """
+    if value is None or isinstance(value, bool | int | float):
+        found += (sys.intern(str(name)), value if isinstance(value, bool) else not value)
+    elif isinstance(value, str) or name == "forward":
+        found.append(value)
+    elif isinstance(value, types.CellType):
+        _switches(name, slots(value).get("value"), found, depth)
+    elif depth and not isinstance(value, Tensor | nn.Module | type | types.FunctionType):
+        inner = value if isinstance(value, dict | list | tuple) else _settings(value)
+        if inner and len(inner) <= _FEW:
+            for key, part in inner.items() if isinstance(inner, dict) else enumerate(inner):
+                _switches(key, part, found, depth - 1)
+
+
+def _settings(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object of the user's own."""
+    own = isinstance(value, types.SimpleNamespace | argparse.Namespace) or is_own(type(value).__module__)
+    return attributes(value) if own else {}
 
 
 class TrainedWeights:
@@ -129,6 +155,8 @@ class TrainedWeights:
 
     def refuse_changes(self) -> None:
         """Raise unless the model still has these parameters, as they were; looks at no weight."""
+        if torch.is_inference_mode_enabled():
+            raise InvalidValue("there are no gradients in torch.inference_mode: train outside of it")
         settle(self._model.modules())
         now, before = _trained(self._model), self._seen
         if list(now.items()) == list(before.items()):
@@ -208,11 +236,13 @@ class Plain:
         if self._depth == 0:
             for name, own in zip(_NAMES, _OWN, strict=True):
                 setattr(checkpoint, name, own)
+            torch.ctc_loss = _CTC
             self._stack.close()
 
     def _put_aside(self) -> None:
         for name, plain in zip(_NAMES, (_Kept, _kept), strict=True):
             setattr(checkpoint, name, plain)
+        torch.ctc_loss = _ctc_within  # type: ignore[assignment]
         if self.sharded:
             self._stack.enter_context(_gathered(self.sharded))
         if self._compiled:
@@ -304,6 +334,19 @@ def _iteration(hook: Any, module: nn.Module) -> Callable[[], object]:
     return lambda: setattr(module, hook.name, hook.compute_weight(module, do_power_iteration=True))
 
 
+def _ctc_within(log_probs: Any, targets: Any, inputs: Any, lengths: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return torch.ctc_loss, which reads past its memory for a label out of range; here that is an error."""
+    used, there = targets, torch.as_tensor(lengths, device=targets.device)
+    if targets.ndim == 2:
+        used = targets[torch.arange(targets.shape[1], device=targets.device) < there[:, None]]
+    if bool(((used < 0) | (used >= log_probs.shape[-1])).any()):
+        raise IndexError("a label is out of range")
+    return _CTC(log_probs, targets, inputs, lengths, *args, **kwargs)
+
+
+_CTC: Any = torch.ctc_loss
+
+
 class _Kept:
     """What stands in for torch's function of reentrant checkpoints, which need a pass of their own."""
 
@@ -334,6 +377,7 @@ def _say() -> None:
 
 
 _HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
+_FEW = 64  # settings in one place
 _COMMON = frozenset(nn.Module().__dict__)
 _NAMES = "CheckpointFunction", "_checkpoint_without_reentrant_generator"  # what torch's checkpoint looks up
 _OWN = [getattr(checkpoint, name) for name in _NAMES]

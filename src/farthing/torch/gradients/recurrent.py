@@ -1,4 +1,4 @@
-"""Rules for recurrent layers: their steps written out, so that every gate's gradient is seen.
+"""Define rules for recurrent layers, with their steps written out so that every gate's gradient is seen.
 
 The gates of a step are x W_ihᵀ + h W_hhᵀ plus biases. The gradient of the projected input is that of the
 gates, at all steps at once; together with the inputs and the hidden states before each step it makes the
@@ -79,31 +79,36 @@ class _Lstm(torch.autograd.Function):
 
 class _Gru(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
-        """x (steps, records, 3 · width); returns all states and the reset gates."""
+    def forward(ctx: Any, x: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, reset: Any) -> Any:
+        """x (steps, records, 3 · width); returns all states.
+
+        The backward pass hands what reset gates leave of the candidates' gradients to the list ``reset``.
+        """
         count, records, width = len(x), len(h), h.shape[1]
-        gates, hidden = torch.empty_like(x), torch.empty_like(x)
+        gates, inner = torch.empty_like(x), torch.empty_like(x[0])
+        hidden = x.new_empty(count, records, width)
         states = x.new_empty(count + 1, records, width)
         states[0] = h
         for t in range(count):
-            inner = _hidden(states[t], weight, bias, hidden[t])
+            inner = _hidden(states[t], weight, bias, inner)
+            hidden[t] = inner[:, 2 * width :]
             now = gates[t]
             torch.add(x[t, :, : 2 * width], inner[:, : 2 * width], out=now[:, : 2 * width]).sigmoid_()
             r, z, n = now.split(width, 1)
             torch.addcmul(x[t, :, 2 * width :], r, inner[:, 2 * width :], out=n).tanh_()
             torch.lerp(n, states[t], z, out=states[t + 1])
         ctx.save_for_backward(gates, hidden, states, weight)
-        resets = gates[..., :width].clone()
-        ctx.mark_non_differentiable(resets)
-        return states[1:].clone(), resets
+        ctx.reset = reset
+        return states[1:].clone()
 
     @staticmethod
-    def backward(ctx: Any, deltas: Tensor, _: Tensor) -> Any:
+    def backward(ctx: Any, deltas: Tensor) -> Any:
         gates, hidden, states, weight = ctx.saved_tensors
         width = states.shape[2]
         r, z, n = gates.split(width, 2)
         candidate, update = (1 - z) * (1 - n * n), (states[:-1] - n) * z * (1 - z)
-        reset = hidden[..., 2 * width :] * r * (1 - r)
+        reset = hidden * r * (1 - r)
+        scaled = torch.empty_like(hidden)
         found, inner = torch.empty_like(gates), torch.empty_like(gates[0])
         h, back = torch.zeros_like(states[0]), torch.empty_like(states[0])
         for t in reversed(range(len(found))):
@@ -112,11 +117,12 @@ class _Gru(torch.autograd.Function):
             torch.mul(candidate[t], h, out=now[:, 2 * width :])
             torch.mul(update[t], h, out=now[:, width : 2 * width])
             torch.mul(reset[t], now[:, 2 * width :], out=now[:, :width])
-            inner.copy_(now)
-            inner[:, 2 * width :] *= r[t]
+            torch.mul(now[:, 2 * width :], r[t], out=scaled[t])
+            inner[:, : 2 * width], inner[:, 2 * width :] = now[:, : 2 * width], scaled[t]
             torch.mm(inner, weight, out=back)
             torch.addcmul(back, h, z[t], out=h)
-        return found, h, None, None
+        ctx.reset.append(scaled.transpose(0, 1))
+        return found, h, None, None, None
 
 
 def lstm(x: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -125,10 +131,10 @@ def lstm(x: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor | None) -
     return states.transpose(0, 1), last
 
 
-def gru(x: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the states of a GRU, and its reset gates; x is (records, steps, 3 · width)."""
-    states, resets = _Gru.apply(x.transpose(0, 1).contiguous(), h, weight, bias)  # type: ignore[no-untyped-call]
-    return states.transpose(0, 1), resets.transpose(0, 1)
+def gru(x: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, reset: list[Tensor]) -> Tensor:
+    """Return the states of a GRU; x is (records, steps, 3 · width); see `_Gru` for ``reset``."""
+    states: Tensor = _Gru.apply(x.transpose(0, 1).contiguous(), h, weight, bias, reset)  # type: ignore[no-untyped-call]
+    return states.transpose(0, 1)
 
 
 def _lstm(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,8 +169,8 @@ def _sweep(
         out, hidden = kept[0].float(), u
         states = torch.cat([first.float()[:, None], out[:, :-1]], 1)
         if isinstance(module, nn.GRU):
-            r, z, n = delta.chunk(3, -1)
-            hidden = Factor(tape.grouped(torch.cat([r, z, n * kept[1].float()], -1), 0))
+            r, z, _ = delta.chunk(3, -1)
+            hidden = Factor(tape.grouped(torch.cat([r, z, kept.pop().float()], -1), 0))
         tape.put(w_ih, lambda: Outer(u, Factor(tape.grouped(x.detach(), 0).float())))
         tape.put(b_ih, lambda: summed(u))
         tape.put(w_hh, lambda: Outer(hidden, Factor(tape.grouped(states, 0))))
@@ -173,9 +179,11 @@ def _sweep(
     weights = steps.LayerWeights(w_ih, w_hh, b_ih, b_hh)
     if isinstance(module, nn.LSTM) and w_hr is None and steps.fits(x, weights):
         out, c = steps.Lstm.apply(tape.plan.anchor, x, h, c, weights, then)  # type: ignore[no-untyped-call]
+        tape.holdings.note(x, out, steps=x.shape[1])
         kept.append(out.detach())
         return out, out[:, -1], c
     gates = tape.watch(F.linear(x, w_ih, b_ih), then)
+    tape.holdings.note(x, steps=x.shape[1])
     kind = gates.dtype
     if isinstance(module, nn.LSTM) and w_hr is None:
         assert c is not None
@@ -183,8 +191,8 @@ def _sweep(
         kept.append(out.detach())
         return out, out[:, -1], c
     if isinstance(module, nn.GRU):
-        out, resets = gru(gates, h.to(kind), *_cast(kind, w_hh, b_hh))
-        kept.extend((out.detach(), resets))
+        out = gru(gates, h.to(kind), *_cast(kind, w_hh, b_hh), kept)
+        kept.append(out.detach())
         return out, out[:, -1], None
     outs = []
     for step in gates.unbind(1):

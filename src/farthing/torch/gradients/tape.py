@@ -1,4 +1,4 @@
-"""A tape of one forward and one backward pass, which notes the terms of per-example gradients use by use.
+"""Record one forward and one backward pass on a tape, with the terms of per-example gradients by use.
 
 While a tape runs, the rules of `farthing.torch.gradients.layers` stand in for the forward of every module
 that holds trainable parameters, and these do not require gradients: the backward pass computes output
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from farthing.errors import InvalidValue, Unsupported
 from farthing.torch.gradients.copies import Copies, one_first
+from farthing.torch.gradients.holdings import Holdings
 from farthing.torch.gradients.joint_terms import SumTerm
 from farthing.torch.gradients.layout import Layout, Sketch, real
 from farthing.torch.gradients.terms import Factor, Outer, RowTerms, Term, summed
@@ -55,6 +56,7 @@ class TapePlan:
     rules: dict[nn.Module, Rule]
     spread: list[tuple[nn.Module, str]] = field(default_factory=list)
     axes: dict[Use, Axes] = field(default_factory=dict)
+    lengths: dict[Use, tuple[int | None, ...]] = field(default_factory=dict)  # of inputs, for each record
     held: int = 0  # numbers that go into and come out of the uses, a record
     again: bool = True  # whether parts with a checkpoint are computed again in the backward pass
     checkpoints: int = 0  # parts that were
@@ -140,7 +142,11 @@ class _Forward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         rule, tape, module, own = self.args
-        return rule(tape, module, own, *args, **kwargs)
+        tape.given = args, kwargs
+        try:
+            return rule(tape, module, own, *args, **kwargs)
+        finally:
+            tape.given = ()  # or all that it was made of would stay
 
 
 class Tape:
@@ -165,7 +171,10 @@ class Tape:
         self._terms: dict[int, list[Term]] = defaultdict(list)
         self._ends: list[Callable[[], None]] = []
         self._copies: list[tuple[int, Tensor]] = []
+        self.given: Any = ()  # to the module that runs
         self._inside, self._again = 0, False  # of checkpoints, in the forward pass; computing one again
+        self.holdings = Holdings()
+        self.at = 0  # the use whose output's gradient came last
 
     @property
     def rows(self) -> int:
@@ -189,6 +198,15 @@ class Tape:
                 f"{self.plan.names[module]} ({type(module).__name__}) is called more often than in the "
                 "check: calls of a module must not depend on the data or the size of the batch"
             )
+        for x, axis, length in zip(
+            leaves(self.given), found[0], self.plan.lengths.get(use, ()), strict=False
+        ):
+            if axis is not None and (not length or x.shape[axis] != length * self.rows):
+                module = list(self.plan.rules)[use[0]]
+                raise Unsupported(
+                    f"{self.plan.names[module]} ({type(module).__name__}) is given a number of rows that "
+                    "depends on the data, so that nobody knows whose each is"
+                )
         return found
 
     def batch_first(self, module: nn.Module, axis: int | None) -> None:
@@ -244,8 +262,10 @@ class Tape:
         if not out.requires_grad:
             out = _Anchor.apply(out, self.plan.anchor)
         native = as_is and self.factored
+        number = 0 if self._again else self.holdings.note(out, *keep)
 
         def seen(delta: Tensor, *kept: Tensor) -> None:
+            self.at = number
             then(delta if native else delta.float(), *kept)
 
         if keep and (self._inside or self._again) and not out._is_view():
@@ -352,11 +372,19 @@ def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     return function(value) if isinstance(value, Tensor) else value
 
 
+def leaves(value: Any) -> list[Tensor]:
+    """Return the tensors in nested tuples, lists and dictionaries."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [leaf for part in parts for leaf in leaves(part)]
+
+
 def one(inputs: Any, targets: Any, place: int) -> tuple[Any, Any]:
     """Return the example at a place, as a batch of one."""
 
     def pick(x: Tensor) -> Tensor:
-        return x[place : place + 1]
+        return x[place : place + 1].clone()  # a model may write into its inputs
 
     return mapped(inputs, pick), mapped(targets, pick)
 
@@ -378,8 +406,12 @@ class Passes:
         weights: Tensor | None,
         put: Callable[[int, Term], None],
         factored: bool = False,
+        begin: Callable[["Tape"], None] | None = None,
     ) -> int:
-        """Hand the term of every trained parameter to ``put``; return how many examples there were."""
+        """Hand the term of every trained parameter to ``put``; return how many examples there were.
+
+        ``begin`` is given the tape before the backward pass.
+        """
         first = first_tensor(targets if targets is not None else inputs)
         grouped = weights is not None and weights.ndim == 2
         examples, records = (first.shape[0], first.shape[1]) if grouped else (first.shape[0], 1)
@@ -393,6 +425,8 @@ class Passes:
                 losses = record_losses(self.loss, call(self.model, inputs), targets, tape.rows)
             if losses.requires_grad:
                 objective = losses if weights is None else losses * weights.flatten()
+                if begin is not None:
+                    begin(tape)
                 with one_thread(first.device):
                     tape.back(objective.sum())
             tape.finish()
@@ -408,6 +442,7 @@ class Passes:
         def put(slot: int, term: Term) -> None:
             found[slot] = torch.cat([short(slot, term.rows(part)) for part in term.parts()])
 
+        inputs, targets = mapped((inputs, targets), torch.clone)
         examples = self.run(inputs, targets, weights, put)
         for n, size in enumerate(self.layout.sizes):
             if n not in found:

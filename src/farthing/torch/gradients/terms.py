@@ -1,4 +1,4 @@
-"""Per-example gradients of one parameter in factored form: their norms and weighted sums, not themselves.
+"""Represent per-example gradients of one parameter in factored form: norms and weighted sums only.
 
 A layer's gradient is a sum over positions (tokens, pixels, uses of a tied weight) of outer products
 u_t ⊗ v_t. Such a `Term` answers `norms`, the norm of every example's gradient, and `add`, the
@@ -14,7 +14,6 @@ weighted sum; `rows` makes the gradients themselves where nothing cheaper will d
 
 import copy
 import math
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from enum import StrEnum
@@ -29,8 +28,6 @@ from farthing.torch.kernels.clamping import clamped_rows, clamped_sum
 from farthing.torch.kernels.positions import blanked, fused, scaled_squares, where
 from farthing.torch.kernels.totals import add_product, coarse
 
-_SOME = 16  # examples on which ways are timed: what all of them take would be the most memory of the run
-_NAP = 2_000_000  # cycles, about a millisecond: a GPU waits while what is to be timed is launched
 _PART = 2**20  # entries of the gradients made at once: they stay in the cache
 _WIDE = 2**26  # on a GPU: few launches, and a quarter of a gigabyte
 _ROUNDED = 2.0**-20  # rounding of a Gram sum, relative to the sum of absolute values
@@ -104,7 +101,7 @@ class Term(ABC):
 
     route = Route.ROWS
     own = False  # whether what a term holds is nobody else's
-    lavish = True  # whether rows may take more memory than what they are made of
+    keeps = True  # whether rows that are made may be kept
     kept: Tensor | None = None
     space: Tensor | None = None  # for the rows that are kept, so that memory is not asked for anew
     device: torch.device
@@ -121,6 +118,19 @@ class Term(ABC):
     def routes(self) -> tuple[Route, ...]:
         """Return the ways worth measuring; one where there is no choice."""
         return (Route.ROWS,)
+
+    def made_of(self) -> int:
+        """Return the bytes of the factored form; 0 where there is none."""
+        return 0
+
+    def worth(self, examples: float) -> float:
+        """Return up to how many bytes of a row keeping it is about the quickest, in a batch of so many."""
+        return 4.0 * self.size
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of all rows."""
+        return 4 * self.examples * self.size
 
     def parts(self) -> Iterator[slice]:
         """Examples whose gradients are made at once."""
@@ -268,17 +278,17 @@ class Outer(Term):
     def routes(self) -> tuple[Route, ...]:
         if self.positions == 1:
             return (Route.GRAM,)
-        rows = Route.ROWS if self.keeps(self.examples) else Route.AGAIN
+        rows = Route.ROWS if self.keeps else Route.AGAIN
         if self.positions**2 > 4 * self.size:
             return (rows,)
         return rows, Route.GRAM
 
-    def keeps(self, examples: int) -> bool:
-        """Return whether the rows of so many examples take little enough memory to be kept."""
-        held = self.positions * (self.height + self.width)
-        if self.lavish:
-            return self.size <= max(2 * held, part_of(self.device) // examples)
-        return self.size <= held * self.u.values.element_size() // 4  # as much as what they are made of
+    def made_of(self) -> int:
+        return self.u.values.nbytes + self.v.values.nbytes
+
+    def worth(self, examples: float) -> float:
+        made = self.made_of() / self.examples
+        return made if self.device.type == "cuda" else max(2 * made, 4 * part_of(self.device) / examples)
 
     def rows(self, part: slice) -> Tensor:
         u, v = self.u.values[part], self.v.values[part]
@@ -298,9 +308,15 @@ class Outer(Term):
         if self.positions == 1:
             found = self.u.norms * self.v.norms
             return found * (1 + _TENSOR_ROUNDED) if coarse(self.device) else found
+        by_kernel = compiled.available(self.device, outer=True) and self.u.values.dtype is torch.float32
         if self.route is Route.ROWS:
-            return self._compiled() if compiled.available(self.device, outer=True) else super().norms()
-        self.found = self.gram_norms() if self.route is Route.GRAM else super().norms()
+            return self._compiled() if by_kernel else super().norms()
+        if self.route is Route.GRAM:
+            self.found = self.gram_norms()
+        elif by_kernel:
+            self.found = rounded_up(self._measured(None), self)
+        else:
+            self.found = super().norms()
         return self.found + self.rounding() if self.route is Route.AGAIN and self.rounds() else self.found
 
     def rounds(self) -> bool:
@@ -318,10 +334,14 @@ class Outer(Term):
     def _compiled(self) -> Tensor:
         """Rows and norms by the kernel in C, which likes its second factor wide: a row may be (q, p)."""
         self.kept, self.turned = self.room(), self.height > self.width
-        u, v = self.u.values, self.v.values
-        found = compiled.outers(v, u, self.kept) if self.turned else compiled.outers(u, v, self.kept)
+        found = self._measured(self.kept)
         self.release()
         return found
+
+    def _measured(self, rows: Tensor | None) -> Tensor:
+        """Return norms, and write ``rows`` if asked to."""
+        u, v = self.u.values, self.v.values
+        return compiled.outers(v, u, rows) if self.height > self.width else compiled.outers(u, v, rows)
 
     def add(self, factors: Tensor, out: Tensor) -> None:
         if self.kept is None or not self.turned:
@@ -467,32 +487,3 @@ def rooted(square: Tensor, most: Tensor) -> Tensor:
     if coarse(square.device):
         return (square.clamp_min(0.0) + least * (2 * _TENSOR_ROUNDED)).sqrt() + most * _TENSOR_ROUNDED
     return torch.where(square < least * 2.0**-10, square.clamp_min(0.0) + least * _ROUNDED, square).sqrt()
-
-
-def fastest(term: Term, options: tuple[Route, ...]) -> Route:
-    """Return the first option, unless another takes clearly less time; each three times, by turns."""
-    best = dict.fromkeys(options, math.inf)
-    for _ in range(3):
-        for option in options:
-            best[option] = min(best[option], _seconds(term, option))
-    others = [option for option in options if best[option] < 0.9 * best[options[0]]]
-    return min(others, key=best.__getitem__, default=options[0])
-
-
-def _seconds(term: Term, route: Route) -> float:
-    """Return how long a term takes by a route: on a CPU for some examples, on a GPU without launches."""
-    again = term.fresh(None if term.device.type == "cuda" else _SOME)
-    again.route = route
-    out = torch.zeros(term.size, device=term.device, dtype=torch.float32)
-    if term.device.type != "cuda":
-        start = time.perf_counter()
-        with blocks.some_blocks(again.examples):
-            again.add(again.norms(), out)
-        return time.perf_counter() - start
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(_NAP)
-    first.record()
-    again.add(again.norms(), out)
-    last.record()
-    last.synchronize()
-    return float(first.elapsed_time(last))

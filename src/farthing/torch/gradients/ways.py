@@ -1,21 +1,29 @@
-"""The ways in which terms come by their norms, the fastest when first seen, and the memory that they use.
+"""Choose how terms compute their norms: the fastest way at first sight, and the memory that it uses.
 
 What is chosen follows from shapes, from time and from settings, never from a record: on a CPU the ways of a
 term are timed on some examples of the first batch, and all give the same sums, to rounding.
 """
 
+import math
+import time
 from enum import StrEnum
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from farthing.torch.gradients.allowance import KeptRows
 from farthing.torch.gradients.convolution import Windows
-from farthing.torch.gradients.terms import Route, RowTerms, Term, fastest
+from farthing.torch.gradients.joint_terms import Blocks
+from farthing.torch.gradients.terms import Route, RowTerms, Term
+from farthing.torch.kernels import blocks
+
+_SOME = 16  # examples on which ways are timed: what all of them take would be the most memory of the run
+_NAP = 2_000_000  # cycles, about a millisecond: a GPU waits while what is to be timed is launched
 
 
 class Memory(StrEnum):
-    """What a GPU's memory is given for."""
+    """What memory is given for."""
 
     BALANCED = "balanced"
     SPEED = "speed"
@@ -27,31 +35,40 @@ class Ways:
 
     def __init__(self, memory: Memory, route: Route | None) -> None:
         self._memory, self._route = memory, route
+        self.allowance = KeptRows()
         self.routes: dict[Any, Route] = {}
-        self._spaces: dict[int, Tensor] = {}
+        self._spaces: dict[Any, Tensor] = {}
 
-    def prepare(self, slot: int, term: Term, scaled: bool = False) -> None:
+    def prepare(self, slot: Any, term: Term, scaled: bool = False) -> None:
         """Give a term its way and its memory; norms of ``scaled`` gradients have one way only."""
-        term.lavish = self._lavish(term)
+        if isinstance(term, Blocks):
+            for n, part in enumerate(term.terms):
+                self.prepare((slot, n), part, scaled)
+            return
+        term.keeps = self._keeps(slot, term)
         term.route = term.routes()[0] if scaled else self._routed(slot, term)
         term.space = self._space(slot, term)
 
-    def _lavish(self, term: Term) -> bool:
-        """Return whether a term's rows may take more memory than what they are made of."""
-        if term.device.type != "cuda" or self._memory is Memory.SPEED:
+    def _keeps(self, slot: Any, term: Term) -> bool:
+        """Return whether a term's rows may be kept."""
+        if term.bytes <= term.made_of():
             return True
-        return self._memory is Memory.BALANCED and isinstance(term, Windows)
+        if self._memory is Memory.SPEED:
+            return term.bytes <= term.worth(term.examples) * term.examples
+        return slot in self.allowance.kept
 
-    def _space(self, slot: int, term: Term) -> Tensor | None:
+    def _space(self, slot: Any, term: Term) -> Tensor | None:
         """Memory for the rows that a term keeps, the same in every step: on a CPU new memory is slow."""
-        if term.device.type != "cpu" or term.route is not Route.ROWS or isinstance(term, RowTerms):
+        if self._memory is not Memory.SPEED or term.device.type != "cpu" or isinstance(term, RowTerms):
+            return None
+        if term.route is not Route.ROWS:
             return None
         needed = term.examples * term.size
         if slot not in self._spaces or self._spaces[slot].numel() < needed:
             self._spaces[slot] = torch.empty(needed + needed // 8, dtype=torch.float32)
         return self._spaces[slot]
 
-    def _routed(self, slot: int, term: Term) -> Route:
+    def _routed(self, slot: Any, term: Term) -> Route:
         """Return the way to a term's norm: fixed, or the fastest when first seen."""
         if self._route is None and isinstance(term, Windows) and term.recomputes():
             return Route.AGAIN
@@ -64,3 +81,32 @@ class Ways:
         if key not in self.routes:
             self.routes[key] = fastest(term, options)
         return self.routes[key]
+
+
+def fastest(term: Term, options: tuple[Route, ...]) -> Route:
+    """Return the first option, unless another takes clearly less time; each three times, by turns."""
+    best = dict.fromkeys(options, math.inf)
+    for _ in range(3):
+        for option in options:
+            best[option] = min(best[option], _seconds(term, option))
+    others = [option for option in options if best[option] < 0.9 * best[options[0]]]
+    return min(others, key=best.__getitem__, default=options[0])
+
+
+def _seconds(term: Term, route: Route) -> float:
+    """Return how long a term takes by a route: on a CPU for some examples, on a GPU without launches."""
+    again = term.fresh(None if term.device.type == "cuda" else _SOME)
+    again.route = route
+    out = torch.zeros(term.size, device=term.device, dtype=torch.float32)
+    if term.device.type != "cuda":
+        start = time.perf_counter()
+        with blocks.some_blocks(again.examples):
+            again.add(again.norms(), out)
+        return time.perf_counter() - start
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(_NAP)
+    first.record()
+    again.add(again.norms(), out)
+    last.record()
+    last.synchronize()
+    return float(first.elapsed_time(last))

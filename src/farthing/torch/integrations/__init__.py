@@ -1,1 +1,1 @@
-"""Training inside another framework's loop: Lightning, and optimisers that are stepped elsewhere."""
+"""Train in another framework's loop: Lightning, Hugging Face, and optimisers that are stepped elsewhere."""

@@ -1,4 +1,4 @@
-"""The optimiser's step left to a framework that keeps its own loop.
+"""Leave the optimiser's step to a framework that keeps its own loop.
 
 Lightning and Hugging Face's Trainer call the optimiser themselves, between their own hooks. `defer` makes a
 run end each update where the released gradient lies in the parameters' ``grad``; the step, which is

@@ -1,4 +1,4 @@
-"""A model of Hugging Face trained within a budget, by Hugging Face's own Trainer.
+"""Train a model of Hugging Face within a budget, by Hugging Face's own Trainer.
 
     trainer = PrivateTrainer(begin, model=model, args=arguments, eval_dataset=public)
     trainer.train()    # it ends when the budget is spent
@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from farthing.errors import Unsupported
 from farthing.torch.integrations.deferred import defer
 from farthing.torch.training.loop import Training
+from farthing.torch.training.watching import warn_of_training_records
 
 try:
     from transformers import Trainer
@@ -33,6 +34,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 _UNSEEN = ("loss", "train_loss", "train_samples_per_second")
+_LOOKED_AT = 4096  # rows of a dataset that are compared with those trained on
 
 
 class Logits(nn.Module):
@@ -59,12 +61,14 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
     def __init__(self, begin: Callable[[Any], Training], *, model: Any, args: Any, **given: Any) -> None:
         if given.get("train_dataset") is not None:
             raise Unsupported("private records stay out of the Trainer: give them to train, in begin")
+        if any(part is not None for part in given.get("optimizers", ())):
+            raise Unsupported("the run takes the steps: give its optimizer to train, in begin")
         if args.gradient_accumulation_steps != 1 or args.n_gpu > 1 or args.world_size > 1:
             raise Unsupported("one device, and no accumulation but that of train(…, accumulate=…)")
         if args.fp16 or args.bf16:
             raise Unsupported("mixed precision is an option of the run: train(…, autocast=torch.bfloat16)")
         super().__init__(model=model, args=args, **given)
-        self.begin = begin
+        self.begin, self.share = begin, 0.0
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Begin the run; return the numbers of its batches, the records stay behind the ledger."""
@@ -82,15 +86,31 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         """Ask for one batch. Its loss is private: 0 stands for it, and is not logged."""
         model.train()
         step = next(self.private, None)
+        if step is not None:
+            self.share = step.share
         if step is None or step.left == 0:
             self.control.should_training_stop = True
         return torch.zeros((), device=self.args.device, dtype=torch.float32)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log public numbers: the Trainer's, without the loss, and the share of the batches that is used."""
+        """Log public numbers: the Trainer's, without the loss, and the share of the plan that is used."""
         logs = {name: value for name, value in logs.items() if name not in _UNSEEN}
-        super().log({**logs, "privacy/share": self.private.t / self.private.steps}, start_time)
+        super().log({**logs, "privacy/share": self.share}, start_time)
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, **given: Any) -> Any:
+        """Warn of records that were trained on, then evaluate."""
+        warn_of_training_records(_columns(dataloader.dataset), stacklevel=4)
+        return super().evaluation_loop(dataloader, *args, **given)
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Return 0: counting would read the tokens of a batch."""
         return 0
+
+
+def _columns(dataset: Any) -> Any:
+    """Return rows that are dictionaries as columns, the form in which `train` is given records."""
+    try:
+        rows = [dataset[n] for n in range(0, len(dataset), max(1, len(dataset) // _LOOKED_AT))]
+        return tuple(torch.stack([torch.as_tensor(row[name]) for row in rows]) for name in rows[0])
+    except (TypeError, KeyError, IndexError, ValueError, RuntimeError):  # of another form
+        return dataset

@@ -1,4 +1,4 @@
-"""A LightningModule trained within a budget, by Lightning's own Trainer.
+"""Train a LightningModule within a budget, by Lightning's own Trainer.
 
     private = Private(lambda net, optimizer: ft.torch.train(net, loss, data, ledger, optimizer=optimizer))
     trainer = Trainer(callbacks=[private], max_epochs=-1)    # it ends when the budget is spent
@@ -17,7 +17,8 @@ Guarantee: that of `farthing.torch.training.loop.train`, which draws the batches
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -27,9 +28,10 @@ from farthing.errors import InvalidValue, Unsupported
 from farthing.torch.integrations.deferred import defer
 from farthing.torch.training.loop import Training
 from farthing.torch.training.optim import rehearse
+from farthing.torch.training.watching import warn_of_training_records
 
 try:
-    from lightning.pytorch import Callback
+    from lightning.pytorch import Callback, LightningModule
 except ModuleNotFoundError as error:
     if error.name not in ("lightning", "lightning.pytorch"):
         raise
@@ -42,6 +44,7 @@ Begin = Callable[[Any, torch.optim.Optimizer | None], Training]
 _OURS = ("t", "clip")  # of a run's state, what Lightning's checkpoints do not keep by themselves
 _REPLACED = ("training_step", "configure_optimizers")
 _LOGS = ("log", "log_dict")
+_LOGGERS = ("logger", "loggers", "callback_metrics", "logged_metrics", "progress_bar_metrics", "callbacks")
 
 
 class Private(Callback):  # type: ignore[misc]
@@ -102,6 +105,12 @@ class Private(Callback):  # type: ignore[misc]
             rehearse(config.scheduler.optimizer, config.scheduler)
         if self._saved and self.training is not None:
             self.training.load_state_dict({**self.training.state_dict(), **self._saved})
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Warn where validation is on records that were trained on."""
+        loaders = trainer.val_dataloaders
+        for loader in loaders if isinstance(loaders, list | tuple) else [loaders]:
+            warn_of_training_records(getattr(loader, "dataset", None))
 
     def _batch(self, trainer: Any, module: Any) -> None:
         assert self.training is not None
@@ -197,18 +206,36 @@ def _schedule(trainer: Any, module: Any, interval: str, count: int) -> None:
 
 @contextlib.contextmanager
 def _unlogged(module: nn.Module) -> Iterator[None]:
-    """While private records go through a forward, it may not log."""
-
-    def refused(*_: Any, **__: Any) -> None:
-        raise Unsupported(
-            f"{type(module).__name__}.forward logs: what it sees in training are private records, and nobody "
-            "pays for the release; log in validation_step, on public data"
-        )
-
-    for name in _LOGS:
-        setattr(module, name, refused)
+    """While private records go through a forward, neither the module nor a part of it may log."""
+    parts = [part for part in module.modules() if isinstance(part, LightningModule)]
+    trainers = [part._trainer for part in parts]
+    for part, trainer in zip(parts, trainers, strict=True):
+        part._trainer = None if trainer is None else _Unlogged(trainer, type(part).__name__)
+        for name in _LOGS:
+            setattr(part, name, partial(_refused, type(part).__name__))
     try:
         yield
     finally:
-        for name in _LOGS:
-            delattr(module, name)
+        for part, trainer in zip(parts, trainers, strict=True):
+            part._trainer = trainer
+            for name in _LOGS:
+                delattr(part, name)
+
+
+class _Unlogged:
+    """A Trainer without its loggers and metrics."""
+
+    def __init__(self, trainer: Any, name: str) -> None:
+        self._trainer, self._name = trainer, name
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _LOGGERS:
+            _refused(self._name)
+        return getattr(self._trainer, name)
+
+
+def _refused(name: str, *_: Any, **__: Any) -> NoReturn:
+    raise Unsupported(
+        f"{name}.forward logs: what it sees in training are private records, and nobody "
+        "pays for the release; log in validation_step, on public data"
+    )

@@ -1,1 +1,1 @@
-"""Arithmetic of farthing.torch: noise on tensors, exact float32 sums, and kernels in Triton and C."""
+"""Provide the arithmetic of farthing.torch: noise on tensors, exact float32 sums, kernels in Triton and C."""

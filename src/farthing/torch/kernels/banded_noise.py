@@ -1,4 +1,4 @@
-"""Noise that is correlated over turns, on flat tensors: by bands or by buffers, on any device.
+"""Add noise that is correlated over turns to flat tensors, by bands or by buffers, on any device.
 
 The theorems are in `farthing.queries.correlated` and `farthing.queries.buffered`.
 

@@ -1,4 +1,4 @@
-"""Secret blocks: float32 sums of clipped gradients on a CPU whose rounding does not grow with the batch.
+"""Sum clipped gradients in float32 in secret blocks, so that rounding does not grow with the batch.
 
 **Theorem (blocks).** Let every example be put into one of B blocks, independently of all else and in
 secret; let sums of blocks be computed apart and added in float64. A block of L examples is summed in pieces

@@ -1,4 +1,4 @@
-"""Sums of gradients clamped coordinate by coordinate, without ever holding one example's gradient matrix.
+"""Sum gradients clamped coordinate by coordinate, without holding one example's gradient matrix.
 
 A linear layer's gradient is Σ_t δ_t ⊗ a_t over its positions t. Clamping every coordinate of it
 (`farthing.queries.bounds.ClipCoordinates`) does not scale an example as a whole, so norms and one weighted

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Triton kernels: norms from Gram matrices that are never written down; sums of norm layers; blank examples.
+"""Compute norms from Gram matrices that are never stored, and sums of norm layers, by Triton kernels.
 
 Imported only where Triton is installed; see `farthing.torch.kernels.lattice_noise`. The last dimension of
 tensors must be contiguous.

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Triton kernels: noise on the lattice, and its release.
+"""Draw noise on the lattice and release it, by Triton kernels.
 
 Imported only where Triton is installed. On a machine without a GPU they run, slowly, under
 ``TRITON_INTERPRET=1``: that is how they are tested. Tensors given to them must be contiguous.

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Triton kernels: gradients of depthwise convolutions and group norms in one pass each, and clamped sums.
+"""Sum gradients of depthwise convolutions and group norms in one pass each, by Triton kernels.
 
 Imported only where Triton is installed; see `farthing.torch.kernels.lattice_noise`. Gradients of both layers
 are small, a few numbers a channel, and what is slow about them elsewhere is what lies between: windows copied

@@ -1,4 +1,4 @@
-"""Gaussian noise on flat tensors: the lattice noise of the core, on the tensor's own device.
+"""Add Gaussian noise to flat tensors: the lattice noise of the core, on the tensor's own device.
 
 `TensorGaussian` has the event, and so the price, of `farthing.queries.mechanisms.Gaussian`, and releases in
 the same way: the sum is rounded to a grid, integer noise is added, and only then is it turned into floats.
@@ -16,7 +16,9 @@ Noise is drawn ahead (`noise_pool`), since it does not depend on data.
 Noise drawn ahead: what the next releases need is drawn while the model computes.
 
 Noise does not depend on data, so it need not wait for the sum; and noise that was there before says nothing
-by how long it took. On a CPU a thread of its own draws it (`farthing.noise.lattice`). On a GPU a kernel does
+by how long it took. On a CPU a thread of its own draws it (`farthing.noise.lattice`), for small sums: that of
+large ones, 2 nanoseconds a number, is drawn where it is added, since it would be held beside the model's
+activations otherwise. On a GPU a kernel does
 (`kernels`), beside the model's work; roundings that it leaves open are settled exactly by the CPU, from the
 same words, before the noise is used.
 
@@ -50,19 +52,19 @@ from farthing.queries import mechanisms
 from farthing.queries.bounds import Bound
 from farthing.torch.kernels.totals import SLACK
 
-_AHEAD = {"cpu": 2**19, "cuda": 3 * 2**20}  # samples in a draw at most, or those of one release
+_AHEAD = {"cpu": 2**16, "cuda": 3 * 2**20}  # samples in a draw at most, or those of one release
 _SMALL = 2**21  # samples of a release up to which a GPU has two draws ahead: Python would wait for one
 _RELEASES = 64  # whose noise is drawn ahead at most
 _SHELVES = 4  # kinds of release whose noise is kept ahead, a stream
 _CHUNK = 2**17  # coordinates at a time on a CPU: they stay in the cache
-_HUGE = 2**25  # coordinates from which noise is added in the sum's own memory and never held
-_PIECE = 2**24  # of them at a time on a CPU
+_HUGE = {"cpu": 2**16, "cuda": 2**25}  # coordinates from which noise is added in the sum's memory, never held
+_PIECE = 2**16  # of them at a time, which stay in the cache
 _LARGEST = 2.0**52  # cells: whole numbers up to here add up exactly in float64
 
 
 def release(stream: Stream, total: Tensor, scale: Tensor | None, cell: float, bits: int) -> Tensor:
     """(round(total / scale / cell) + round(2^bits Z)) · cell · scale, as float32."""
-    if total.numel() >= _HUGE:
+    if total.numel() >= _HUGE.get(total.device.type, _HUGE["cuda"]):
         return _in_place(stream, total.detach().contiguous(), scale, cell, bits)
 
     def add(noise: Tensor) -> Tensor:
@@ -84,10 +86,14 @@ def _in_place(stream: Stream, total: Tensor, scale: Tensor | None, cell: float, 
             some = None if scale is None else scale[at]
             total[at] = released(total[at], settled.to(total.device), some, cell)
         return total
+    words = Keyed(stream.integers(4).tobytes())
+    room = torch.empty(min(_PIECE, total.numel()), dtype=torch.int64)
     for start in range(0, total.numel(), _PIECE):
         part = slice(start, start + _PIECE)
-        noise = _Draw(stream, total[part].numel(), bits, total.device, 1).take(stream)
-        total[part] = released(total[part], noise, None if scale is None else scale[part], cell)
+        noise = room[: total[part].numel()]
+        lattice.gaussian(words, len(noise), bits, noise.numpy())
+        some = None if scale is None else scale[part]
+        total[part] = released(total[part], noise.to(total.device), some, cell)
     return total
 
 
@@ -370,7 +376,9 @@ class TensorGaussian(mechanisms.Gaussian):
         return bits, cell * (1 + self.slack)
 
     def release(self, total: Any, bound: Any, stream: Stream, turn: int = 0) -> Any:
-        """Return the noisy sum: a new float32 tensor on the same device, or the same from 2²⁵ numbers on.
+        """Return the noisy sum: a new float32 tensor on the same device, or the same where it is large.
+
+        From 2¹⁶ numbers on a CPU and 2²⁵ on a GPU noise is added in the sum's own memory.
 
         A coordinate that is not finite, which no bounded sum has, is refused on a CPU and counts as zero on
         a GPU, where nobody waits for the sum.

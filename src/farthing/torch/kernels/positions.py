@@ -1,4 +1,4 @@
-"""Per-example gradients of layers, by the kernels in C, made and measured in one go; norms of products."""
+"""Compute and measure per-example gradients of layers in one pass, by kernels in C."""
 
 import functools
 import math
@@ -113,8 +113,8 @@ def in_threads(run: Callable[[int], None], threads: int) -> None:
         other.join()
 
 
-def outers(x: Tensor, delta: Tensor, rows: Tensor) -> Tensor:
-    """rows = Σ_t x_t ⊗ δ_t of each example, for x (examples, positions, q) and δ (…, p), and their norms."""
+def outers(x: Tensor, delta: Tensor, rows: Tensor | None) -> Tensor:
+    """Return the norms of Σ_t x_t ⊗ δ_t, for x (examples, positions, q) and δ (…, p), and fill ``rows``."""
     layer = _steps(x.shape[1], x.shape[2], delta.shape[2])
     return windows(x.contiguous(), delta.contiguous(), layer, rows, x.shape[0])
 

@@ -1,4 +1,4 @@
-"""All steps of an LSTM by kernels in C, forward and backward, where there are such kernels.
+"""Run all steps of an LSTM by kernels in C, forward and backward, where the kernels are available.
 
 A step's products end in registers where its gates begin, and nothing is copied between steps. Records are
 first, steps second; each thread runs some of the records.

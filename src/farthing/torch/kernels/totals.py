@@ -1,4 +1,4 @@
-"""Float32 sums of clipped gradients whose rounding is bounded: the theorem behind the slack of torch's noise.
+"""Sum clipped gradients in float32 with bounded rounding: the theorem behind the slack of torch's noise.
 
 Added in float32 one after the other, 512 terms built to round badly move a sum by 0.4 % of the clip more than
 the one example between neighbours does, 4,096 by a quarter of it.

@@ -1,1 +1,1 @@
-"""Training methods for networks beyond DP-SGD, one paper a file: AdaDP, DpOpt, DP-AGD."""
+"""Train networks by methods beyond DP-SGD, one paper per file: AdaDP, DpOpt, DP-AGD."""

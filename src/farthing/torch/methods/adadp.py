@@ -1,4 +1,4 @@
-"""AdaDP: clip and noise that follow each coordinate, and steps that do; for the price of DP-SGD.
+"""Train by AdaDP: clipping, noise and steps that adapt to each coordinate, at the price of DP-SGD.
 
 Xu, Shi, Liu, Zhao & Chen 2020, "An Adaptive and Fast Convergent Approach to Differentially Private Deep
 Learning", Algorithm 1. As published it has no finite ε: the scale of its noise and the gate that turns it on
@@ -9,7 +9,7 @@ read gradients before the noise is added. Here both read what was released, and 
   is public (line 23; without σ² the estimate would feed on its own noise and grow without end);
 * s = min(C, β √E') (line 9; without β for an ellipsoid), E' over 1 - γ'^t and then kept between floor² and
   ceiling² times the layer's own mean square, so that no coordinate is given up and none takes all;
-* while E' of no parameter stands out of its noise, batches are clipped at the norm C as in DP-SGD (line 7,
+* while E' of no parameter exceeds its noise, batches are clipped at the norm C as in DP-SGD (line 7,
   where the paper asks for Var √E' > G: ``threshold`` is that G, of released values, and noise alone may pass
   it); a parameter whose E' does not, counts as what the noise can hide;
 * w ← w - rate · g̃ / √(E + ε₀) (lines 22 to 26), E the mean square of g̃ itself, with a memory of its own.
@@ -77,7 +77,7 @@ class Shape(StrEnum):
 
 
 class AdaDP(DPAdam):
-    """An optimiser whose steps, and whose clip and noise, follow each coordinate's released gradients.
+    """An optimiser whose steps, clipping and noise adapt to each coordinate's released gradients.
 
     Give it to `train` as ``optimizer`` and its `bound` as ``clip_norm``. The paper's σ_*, L and T are
     arguments of `train`: noise_multiplier, sampling_rate = L/N and steps.
@@ -89,7 +89,7 @@ class AdaDP(DPAdam):
     lr : float, default 0.01
         η, the learning rate.
     clip_norm : float, default 1.0
-        C, the clipping norm while no parameter's gradient stands out of its noise.
+        C, the clipping norm while no parameter's gradient exceeds its noise.
     factor : float, optional
         β, which multiplies the sides of a box. None: 1.2. Refused for an ellipsoid, which has none.
     memory : float, default 0.99
@@ -97,7 +97,7 @@ class AdaDP(DPAdam):
     rate_memory : float, default 0.99
         1 - γ, decay of E, the mean square of released gradients, in [0, 1).
     threshold : float, optional
-        G: scales follow E' once Var √E' > G. None: once E' stands out of its noise.
+        G: scales follow E' once Var √E' > G. None: once E' exceeds its noise.
     floor, ceiling : float, default 0.1 and 10.0
         Least and largest scale of a coordinate, over its layer's root mean square.
     period : int, default 10
@@ -190,7 +190,7 @@ class AdaDP(DPAdam):
         return ClipCoordinates(scale) if self._shape is Shape.BOX else ClipNorm(clip, scale=scale)
 
     def _measured(self) -> tuple[Tensor | None, Tensor | None, tuple[float, float]]:
-        """√E' and the scale that goes with it; whether E' stands out of its noise, and the clip.
+        """√E' and the scale that goes with it; whether E' exceeds its noise, and the clip.
 
         The two numbers are the only ones that anybody waits for.
         """

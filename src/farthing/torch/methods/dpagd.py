@@ -1,4 +1,4 @@
-"""DP-AGD for a model: gradients bought as exactly as a noisy line search says they must be.
+"""Train a model by DP-AGD: a noisy line search decides how much budget each gradient gets.
 
 Lee & Kifer 2018, Algorithm 2, as in `farthing.linear.methods.dpagd`, with a model's gradients and losses. A
 round buys a noisy gradient of all examples, lets `NoisyMax` choose how far to go along it, and goes there.
@@ -25,7 +25,7 @@ out. For networks it is here to be compared with.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -33,6 +33,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from farthing import validate
 from farthing.errors import InvalidValue
@@ -40,6 +41,7 @@ from farthing.ledger.ledger import Ledger
 from farthing.linear.budget_schedule import Limited, Pricing
 from farthing.linear.methods.dpagd import Lengths
 from farthing.linear.methods.dpagd_menu import of_menu, on_menu, sold
+from farthing.noise.summing import Sum
 from farthing.queries.bounds import ClipNorm, ClipValue, Kind
 from farthing.queries.mechanisms import NoisyMax
 from farthing.queries.query import Query, Step, until_spent
@@ -50,6 +52,8 @@ from farthing.torch.gradients import isolation
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.isolation import Isolation
 from farthing.torch.gradients.layout import Layout
+from farthing.torch.gradients.plain import Plain
+from farthing.torch.gradients.tape import leaves, mapped
 from farthing.torch.kernels.noise import TensorGaussian
 from farthing.torch.training.plan import checked
 from farthing.torch.training.randomness import OwnRandomness, apart, foreign
@@ -69,7 +73,11 @@ class ModelRay(NamedTuple):
 class RayLosses:
     """-Σ loss at the candidates of a `ModelRay`, each term clipped (`ClipValue`), less penalty |w|²/2.
 
-    A batch is read once for all candidates.
+    A batch is read once for all candidates. A float32 product over a batch of another size rounds an
+    example's loss otherwise, by about 1e-7; over all examples that is more than the slack of `NoisyMax`,
+    2⁻¹⁴ of a bound (`farthing.noise.summing`). So losses are computed in float64, where n such errors are
+    within the slack for n <= 2³⁰; with ``double=False``, for models that do not compute in float64
+    (`in_double`), one example at a time, where a loss depends on its example alone.
     """
 
     model: nn.Module
@@ -78,32 +86,58 @@ class RayLosses:
     physical_batch_size: int | None = None
     isolated: Isolation | None = None
     penalty: float = 0.0
+    double: bool = True
     honours: ClassVar[tuple[str, ...]] = (Kind.VALUE,)
     shape: ClassVar[None] = None
 
     def bounded_sum(self, records: Batch, w: ModelRay, bound: ClipValue) -> Array:
-        with Wall(self.model, self.loss):
+        with Plain(self.model).running(), Wall(self.model, self.loss):
             return self._sum(records, w, bound)
 
     @torch.no_grad()
     def _sum(self, records: Batch, w: ModelRay, bound: ClipValue) -> Array:
-        weights = dict(self.model.named_parameters())
-        device = next(iter(weights.values())).device
-        direction = torch.as_tensor(w.direction, dtype=torch.float32, device=device)
+        named = dict(self.model.named_parameters())
+        weights = {name: self._fine(p) for name, p in (named | dict(self.model.named_buffers())).items()}
+        device = next(iter(named.values())).device
+        direction = torch.as_tensor(w.direction, dtype=torch.float64, device=device)
         along = dict(zip(self.layout.names, self.layout.views(direction), strict=True))
-        total = np.zeros(len(w.steps))
-        for inputs, targets, present in records.physical_batches(self.physical_batch_size):
+        total = Sum(len(records), (len(w.steps),))
+        rows = self.physical_batch_size if self.double else 1
+        for inputs, targets, present in records.physical_batches(rows):
+            given, wanted = mapped((inputs, targets), self._fine)
             scores = []
-            for step in w.steps:
+            for step in w.steps.tolist():
                 moved = {
-                    name: p - float(step) * along[name] if name in along else p for name, p in weights.items()
+                    name: weights[name] - (step * away).to(weights[name].dtype)
+                    for name, away in along.items()
                 }
-                scores.append(self._losses(moved, inputs, targets, present))
-            total += bound.apply(-torch.stack(scores, 1).double().cpu().numpy()).sum(axis=0)
-        if self.penalty:
-            start = _weights(self.model, self.layout)
-            total -= self.penalty / 2 * np.array([np.sum((start - s * w.direction) ** 2) for s in w.steps])
-        return total
+                scores.append(self._losses(weights | moved, given, wanted, present).double())
+            terms = bound.apply(-torch.stack(scores, 1).cpu().numpy())
+            for place in range(0, len(terms), total.rows):
+                part = terms[place : place + total.rows]
+                total.add(part.sum(axis=0), len(part))
+        if not self.penalty:
+            return total.value
+        now = _weights(self.model, self.layout)
+        squares = np.array([np.sum((now - step * w.direction) ** 2) for step in w.steps])
+        return np.asarray(total.value - self.penalty / 2 * squares)
+
+    def _fine(self, tensor: Tensor) -> Tensor:
+        return tensor.double() if self.double and tensor.is_floating_point() else tensor
+
+    def in_double(self, examples: Examples) -> bool:
+        """Return whether the model computes losses in float64 throughout, as one made-up example shows."""
+        inputs, targets, present = examples.made_up_batch()
+        named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        weights = {name: self._fine(p) for name, p in named.items()}
+        seen = _Dtypes()  # type: ignore[no-untyped-call]
+        try:
+            with torch.no_grad(), Plain(self.model).running(), Wall(self.model, self.loss), seen:
+                given, wanted = mapped((inputs, targets), self._fine)
+                self._losses(weights, given, wanted, present)
+        except Exception:  # its own tensors or casts are in float32
+            return False
+        return not seen.coarse
 
     def _losses(
         self, weights: dict[str, Tensor], inputs: Any, targets: Any, present: Tensor | None
@@ -180,9 +214,10 @@ def dpagd(
     own = foreign(sums, examples)
     gradient = Query(Everyone(), OwnRandomness(sums, device, own), ClipNorm(clip_norm), TensorGaussian(1.0))
     low = ClipValue(-validate.positive(objective_clip=objective_clip), 0.0)
-    losses = OwnRandomness(
-        RayLosses(model, loss, sums.layout, physical_batch_size, sums.isolation, shrinks), device, own
-    )
+    scores = RayLosses(model, loss, sums.layout, physical_batch_size, sums.isolation, shrinks)
+    with apart(device):
+        scores = replace(scores, double=scores.in_double(examples))
+    losses = OwnRandomness(scores, device, own)
     choice = Query(Everyone(), losses, low, NoisyMax(1.0))
     if sampling_rate is not None and menu:
         exactness, search_price = of_menu(ledger, sampling_rate)
@@ -232,6 +267,18 @@ def dpagd(
         memory = momentum * direction
         yield Step(len(chosen), model, tuple(receipts))
         receipts = []
+
+
+class _Dtypes(TorchDispatchMode):
+    """A mode that notes whether any operation gives numbers coarser than float64."""
+
+    coarse = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is not torch.ops.aten.detach.default:  # which computes nothing
+            self.coarse |= any(t.is_floating_point() and t.dtype is not torch.float64 for t in leaves(out))
+        return out
 
 
 def _weights(model: nn.Module, layout: Layout) -> Array:

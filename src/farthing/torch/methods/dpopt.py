@@ -1,4 +1,4 @@
-"""DpOpt: noise whose shape does least harm to the loss; for the price of DP-SGD.
+"""Train by DpOpt: noise whose shape harms the loss least, at the price of DP-SGD.
 
 Xiang, Yang & Li 2019, "Differentially-Private Deep Learning from an Optimization Perspective": of all noises
 that cost the same, Σ (Δ_i/σ_i)² <= 1/σ², take the one that moves the loss least. To first order that is the
@@ -30,7 +30,7 @@ class DpOpt(AdaDP):
     lr : float, default 0.1
         Learning rate.
     clip_norm : float, default 1.0
-        The clipping norm while no parameter's gradient stands out of its noise.
+        The clipping norm while no parameter's gradient exceeds its noise.
     memory : float, default 0.99
         Decay of the mean square that the noise is shaped by, in [0, 1).
     period : int, default 10

@@ -1,1 +1,1 @@
-"""The training loop: records, batches, plans, schedules, optimisers, checkpoints and several processes."""
+"""Train networks: records, batches, plans, schedules, optimisers, checkpoints and several processes."""

@@ -1,4 +1,4 @@
-"""Rules by which noise, sampling rate and clipping norm follow what was released.
+"""Define rules by which noise, sampling rate and clipping norm follow released values.
 
 A rule is a function of the last `TrainingStep`, whose every number is public, and returns a `Change` of the
 terms of the batches to come, or None. `train` takes one as ``adapt``. The price of the next batch then
@@ -33,7 +33,7 @@ _SPREAD = tuple(2.0 ** (place / 2) for place in (0, -1, 1, 2, 3))  # of a menu's
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """New terms for the batches to come; what is not given stays.
+    """New terms for the batches to come; terms that are not given stay.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ Rule = Callable[[TrainingStep], Change | None]
 
 
 class Plateau:
-    """A rule that takes the next of some changes whenever training has stopped getting better.
+    """A rule that makes the next of several changes whenever training stops improving.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ class Stages:
 
 
 class NoiseGate:
-    """A rule with two noise multipliers: a large one as long as gradients stand out of it, else a small one.
+    """A rule with two noise multipliers: a large one while gradients exceed their noise, else a small one.
 
     AdaDP's gate (Xu et al. 2020, Algorithm 1, line 7), of released values only: the mean of released squared
     norms, less those of the noise, is compared with its own standard deviation.

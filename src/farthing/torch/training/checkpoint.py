@@ -1,4 +1,4 @@
-"""Weights, optimiser and step number to a file and back; never the spend.
+"""Save and restore weights, optimiser and step number, but never the spent budget.
 
 What was spent stands in the ledger's journal and nowhere else. A run that is restored, from however old a
 checkpoint, goes on with what is left there: the weights go back, the budget does not.

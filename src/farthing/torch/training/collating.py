@@ -1,4 +1,4 @@
-"""Reading of a dataset's records into the rows of a batch, one record at a time.
+"""Read a dataset's records into the rows of a batch, one record at a time.
 
 A function that makes a batch of a list of records can let them meet: one that pads to the longest of the
 list changes the others' inputs with the one that comes or goes, and a bound on each gradient then bounds
@@ -32,11 +32,15 @@ Mask = NDArray[np.bool_]
 
 _SEEN = 7  # records that show their form: no single one decides what it is
 _UNREAD = object()  # in place of a record that cannot be read
+_FORMS = (
+    "the first records have several shapes or types, none of which most of them have, so that a single "
+    "record would decide which others count; make them alike by collate=, such as ft.torch.Padded(length)"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """A collate function that makes sequences alike: longer ones are cut, shorter ones filled up.
+    """A collate function that cuts or pads sequences to one length.
 
     For records (sequences…, target).
 
@@ -103,6 +107,9 @@ class Reader:
             found = seen[max(range(len(seen)), key=lambda place: forms.count(forms[place]))]
             if isinstance(found[0], str):
                 raise InvalidValue(found[0])
+            others = [form for form in forms if form != found[0]]
+            if len(seen) - len(others) < 2 + max(map(others.count, others), default=-1):
+                raise InvalidValue(_FORMS)
             if not self._plain:
                 self._refuse_padding(found[2])
             self._found = found[:2]
@@ -113,7 +120,7 @@ class Reader:
         try:
             record = self._dataset[place]
             row = self._collate([record])
-        except Exception as error:  # what it says may quote the record
+        except (Exception, SystemExit) as error:  # what it says may quote the record
             return (
                 f"most of the first records cannot be read or collated ({type(error).__name__}): a record "
                 "must be a tuple (inputs…, target) of tensors, arrays or numbers; for anything else give "
@@ -153,7 +160,7 @@ class Reader:
     def _record(self, place: int) -> Any:
         try:
             return self._dataset[place]
-        except Exception:
+        except (Exception, SystemExit):
             return _UNREAD
 
     def _together(self, records: list[Any]) -> Any:

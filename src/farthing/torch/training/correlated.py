@@ -1,4 +1,4 @@
-"""Batches in turns, and of a largest size: correlated noise, balanced draws, truncated batches.
+"""Train with correlated noise, balanced draws or truncated batches.
 
 The plan says over how many batches noise is correlated, from budget, number of records, sampling rate and
 number of batches, all of them public (`farthing.accounting.correlated`). By bands, draws are cyclic: records

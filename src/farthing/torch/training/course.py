@@ -1,4 +1,4 @@
-"""The course of a run: the terms of each batch, how far the run has come, and what was released.
+"""Track the course of a run: the terms of each batch, the progress, and the released values.
 
 A *promised* course has its number of batches. A *filtered* one does not: every batch is charged to the
 ledger's privacy filter, its terms may follow from what was released (`adapting`), and the run is over when

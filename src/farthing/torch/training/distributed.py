@@ -1,4 +1,4 @@
-"""A batch summed by several processes: each takes its share of the examples, noise is added once.
+"""Sum a batch over several processes: each takes its share of the examples, and noise is added once.
 
 Every rank runs the same `train` on the same data. Rank 0 has the ledger: it charges, draws the batch and
 tells the others which examples are in it; every rank sums the bounded gradients of its part, the sums meet on

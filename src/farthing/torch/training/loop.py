@@ -1,25 +1,20 @@
-"""Training a model until its budget is spent: DP-SGD with any optimiser of torch.
+"""Train a model until its budget is spent: DP-SGD with any optimiser of torch.
 
 Abadi et al. 2016, Algorithm 1, by answers of the ledger: a Poisson batch is drawn, every example's gradient
 is bounded, one noise vector is added to their sum, and the sum is divided by the *expected* batch size. The
 released gradient becomes the parameters' ``grad``; from there on everything is post-processing: optimiser,
 schedule of learning rates, weight averages, checkpoints, evaluation on public data. There is no number of
-steps to choose: batches are promised ahead and counted by tight accounting, and the loop ends when they are
-used up.
+steps to choose: batches are promised ahead, counted by tight accounting, and the loop ends with the last.
 
 One step passes these modules, in this order:
 
-1. `farthing.torch.training.loop` asks for a batch; `schedules` says which bound it has, `plan` which noise
-   multiplier; together they are a `Query`;
+1. `farthing.torch.training.loop` asks for a batch, a `Query` with a bound of `schedules` and noise of `plan`;
 2. `farthing.ledger.ledger` charges it, draws who is in the batch and calls the contribution: `randomness`,
-   which hides torch's generators, around `gradients.bookkeeping.Gradient` (under torch.distributed
-   `distributed` stands between, and every rank sums a part);
+   which hides torch's generators, around `gradients.bookkeeping.Gradient` (of several ranks each a part);
 3. `training.records` reads the batch in physical batches, of datasets by `collating`;
-4. `gradients.bookkeeping` sums each: by `mlp` for plain stacks on a CPU, by a recorded graph (`graphs`) on a
-   GPU, otherwise by `passes`, which runs the model under a `tape` with the rules of `layers`, from which
-   `terms` come; or by `isolation`, example by example;
-5. the rule of the bound (`gradients.clipping`) turns norms into factors, and `kernels.totals` adds up (or
-   `kernels.clamping`, where coordinates are clamped one by one);
+4. `gradients.bookkeeping` sums each: by `mlp` (plain stacks on a CPU), a recorded graph (`graphs`, GPUs), by
+   a `tape` with the rules of `layers`, which give `terms`, or by `isolation`, example by example;
+5. the rule of the bound (`gradients.clipping`) turns norms into factors, and `kernels.totals` adds up;
 6. `kernels.noise` adds the noise, and the loop hands the released gradient to the optimiser.
 
 Guarantee: that of the promised plan (`ledger.guarantee`), under the ledger's adjacency, for a record, or with
@@ -169,7 +164,7 @@ def train(
     autocast : torch.dtype, optional
         The dtype of mixed precision. None: full precision. Norms and sums stay in float32.
     memory : {"balanced", "speed", "space"}, default "balanced"
-        What a GPU's memory is given for; without influence on the result but for rounding.
+        Memory of about an ordinary step, more or less; without influence on the result but for rounding.
     example : tuple, optional
         Public (inputs, targets) to check the model on. None: made-up ones of the records' shape.
     route : {"auto", "fast", "vmap", "loop"}, default "auto"
@@ -274,16 +269,15 @@ def train(
     sharding.refuse_shards(model, parts_of(taking), average, 1 if together is None else together.size)
     if together is not None:
         distributed.same_records(together, examples)
-    if together is not None and together.rank > 0:
-        plan, place = distributed.agree(together, model, None, 0)
-        ask = distributed.Follower(held, together)
-        return Training(model, kind, ask, plan, place, bounds, parts, None, None)
+        if together.rank > 0:
+            plan, place = distributed.agree(together, model, None, 0)
+            ask = distributed.Follower(held, together)
+            return Training(model, kind, ask, plan, place, bounds, parts, None, None)
     ledger, people = personal.opened(values, ledger, epsilon, delta, examples.unit)
-    door, place = ledger.over(held if people is None else people.over(examples)), 0
+    door = ledger.over(held if people is None else people.over(examples))
     terms = sampling_rate, noise_multiplier, steps
     plan, kind = chosen_plan(ledger, people, kind, count, terms, adapt, bands, sampling)
-    if plan.promised:
-        plan, place = promised_on(door, kind, bounds, plan)
+    plan, place = promised_on(door, kind, bounds, plan) if plan.promised else (plan, 0)
     asks: distributed.Asks = distributed.Alone(door)
     gradient.expected_batch_size = plan.expected_batch_size if people is None and adapt is None else None
     if together is not None:
@@ -296,9 +290,9 @@ def train(
 
 
 class Training:
-    """A run that is checked and promised; iterating it asks for batches, one `TrainingStep` an update.
+    """A run that is checked and promised; iterating it asks for batches, one `TrainingStep` per update.
 
-    Made by `train`. Stopping early costs nothing more than the batches that were asked for.
+    Made by `train`. Stopping early, or an interruption, costs no more than the batches that were asked for.
 
     Attributes
     ----------
@@ -356,13 +350,18 @@ class Training:
         self._average = None if parts.average is None else Average(model, parts.average)
         self._last: tuple[Bound, BatchTerms, Query] | None = None
         self._deviations = Deviations(kind.layout, self._trained[0].device, correlated.deviation(length))
-        self._steps = self._run()
+        self._held, self._steps = list[ReleasedSum](), self._run()  # for the next update
 
     def __iter__(self) -> Iterator[TrainingStep]:
         return self
 
     def __next__(self) -> TrainingStep:
-        return next(self._steps)
+        try:
+            return next(self._steps)
+        except BaseException as error:
+            if not isinstance(error, StopIteration):  # an interruption, for instance: the next call goes on
+                self._steps = self._run()
+            raise
 
     def __len__(self) -> int:
         """Return the number of updates, those that lie behind included; known where batches are promised."""
@@ -394,12 +393,13 @@ class Training:
         return self._average.model
 
     def _run(self) -> Iterator[TrainingStep]:
-        held, course, device = list[ReleasedSum](), self._course, self._trained[0].device
+        course, device = self._course, self._trained[0].device
         waited: tuple[Receipt, ...] = ()
         for terms in course:
             query = self._query(course.place, terms)
             self.optimizer.zero_grad(set_to_none=True)
             self._weights.refuse_changes()
+            self._kind.contribution.look_again(self.t)
             if device.type == "cpu" or course.place % _LOOK == 1:
                 refuse_nan(self.model)
             try:
@@ -413,14 +413,13 @@ class Training:
                 continue
             released = torch.as_tensor(value, dtype=torch.float32, device=device)
             gradient = self._bounds.learn(query.bound, released, terms.expected_batch_size)
-            held.append(ReleasedSum(gradient, query.bound, terms, waited + receipts))
-            waited = ()
+            self._held.append(ReleasedSum(gradient, query.bound, terms, (*waited, *receipts)))
             del value, released, gradient  # or they would lie beside those of the next batch
-            if len(held) == self._parts.accumulate:
-                yield self._update(held)
-                held = []
-        if held:
-            yield self._update(held)
+            waited = ()
+            if len(self._held) == self._parts.accumulate:
+                yield self._update()
+        if self._held:
+            yield self._update()
         if not self.t:  # updates before a checkpoint count as well
             raise BudgetSpent(
                 f"no batch of {self.steps} is left: the ledger was spent before this training made a step"
@@ -437,8 +436,9 @@ class Training:
             self._last = last = bound, terms, query
         return last[2]
 
-    def _update(self, held: list[ReleasedSum]) -> TrainingStep:
+    def _update(self) -> TrainingStep:
         """Take one step of the optimiser on the mean of the released gradients."""
+        held, self._held = self._held, []
         self.t += 1
         parts, course = self._parts, self._course
         mean = mean_of(held)

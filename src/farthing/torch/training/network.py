@@ -1,4 +1,4 @@
-"""Ask networks at flat weights: sums of clipped gradients, and of whole updates of a user or a party.
+"""Query networks at flat weights: sums of clipped gradients, and of whole updates of a user or a party.
 
 A federated method holds the weights of a network as one flat array, sends it to parties and adds up what
 comes back. A `Network` is a model that takes such an array; two questions are asked about it:

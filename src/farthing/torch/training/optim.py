@@ -1,4 +1,4 @@
-"""Optimisers: Adam that knows how much noise is in its gradients, and a trial of any before the first charge.
+"""Provide optimisers: Adam corrected for the noise in its gradients, and a trial before the first charge.
 
 Adam divides by √v, v the mean square of gradients; under differential privacy v is mostly the variance of
 the noise, the same for every coordinate, and Adam turns into SGD with momentum. The noise is public, so it
@@ -63,7 +63,7 @@ ADAM = 2e-3
 
 
 class DPAdam(torch.optim.Optimizer):
-    """An Adam that takes the noise's variance off its second moment, with decoupled weight decay.
+    """An Adam that subtracts the noise's variance from its second moment, with decoupled weight decay.
 
     Without noise (`expect` never called, or 0) it is AdamW.
 

@@ -1,4 +1,4 @@
-"""Training with personal budgets: each example at a sampling rate of its own, which spends its own ε.
+"""Train with personal budgets: each example has a sampling rate that spends its own ε.
 
 "Sample" of Boenisch et al. 2023, by levels of budget (`farthing.queries.personal` has the theorem): batches
 have one noise multiplier, and an example of level k is in a batch with the largest probability that keeps

@@ -1,4 +1,4 @@
-"""Batches of one public shape, in which rows that only fill up have weight 0.
+"""Build batches of one public shape, in which padding rows have weight 0.
 
 A `PlacedBatch` puts every example at a secret place in a batch of one public shape, so that nobody's last
 bits depend on who else is there; other places are blank, of weight 0. The theorem is in
@@ -39,6 +39,10 @@ class PlacedBatch:
 
     def __len__(self) -> int:
         return len(self._indices)
+
+    def made_up(self) -> PhysicalBatch:
+        """Return what there is of one example, made up."""
+        return self._examples.made_up_batch()
 
     def physical_batches(self, physical_batch_size: int | None = None) -> Iterator[PhysicalBatch]:
         """Yield parts of one shape, whatever size is asked for."""

@@ -1,4 +1,4 @@
-"""How large batches are, how many, and how much noise: rules of public numbers only.
+"""Choose batch size, number of batches and noise, by rules of public numbers only.
 
 Two facts decide (Dong, Roth & Su 2022, Cor. 5.4: T batches of rate q at noise σ are μ-GDP in the limit, with
 μ = q √(T (e^(1/σ²) - 1)); De et al. 2022 and Sander et al. 2023 measure the same on images):
@@ -75,7 +75,7 @@ Draws = Callable[[float], Sampler]  # from a sampling rate
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan of what a run asks for.
+    """The plan of a run: its batches, sampling rate and noise.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Dropout and augmentation draw from torch's generators: here they do so in private.
+"""Give dropout and augmentation secret random numbers, and restore torch's generators afterwards.
 
 What a model or a transform draws for one example depends on how many examples came before it in its batch. As
 long as nobody knows the generator's state these are fresh, independent draws for every example, and whether
@@ -14,6 +14,7 @@ examples as well: it would move other examples' gradients with the one that come
 """
 
 import os
+import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -27,8 +28,9 @@ from farthing.errors import Unsupported
 from farthing.ledger.answers import zero_sum
 from farthing.queries.query import Contribution
 from farthing.torch.checks.chance import RARE, SEED, SEEDS, AtQuantile, hidden
-from farthing.torch.gradients.layers import leaves
-from farthing.torch.gradients.tape import mapped
+from farthing.torch.gradients.tape import leaves, mapped
+
+_LOOKS = {4**k for k in range(16)}  # updates after which a model is looked at again
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,8 +48,17 @@ class OwnRandomness:
 
     def bounded_sum(self, records: Any, w: Any, bound: Any) -> Any:
         """Return the contribution's sum; the generators are afterwards as they were."""
-        with apart(self.device, elsewhere=self.elsewhere):
+        isolated = getattr(self.contribution, "isolation", None) is not None  # perhaps since the last sum
+        with apart(self.device, elsewhere=self.elsewhere or isolated), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # one would tell about a record
             return self.contribution.bounded_sum(records, w, bound)
+
+    def look_again(self, updates: int) -> None:
+        """Check the model at its present weights, after 1, 4, 16, … updates."""
+        look = getattr(self.contribution, "look_again", None)
+        if look is not None and updates in _LOOKS:
+            with apart(self.device):
+                look()
 
     @property
     def honours(self) -> Collection[str]:

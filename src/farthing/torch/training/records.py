@@ -1,4 +1,4 @@
-"""Private examples for a model, and the batches drawn from them.
+"""Hold private examples for a model, and draw batches from them.
 
 An example is what the guarantee protects: a record, or with ``users`` all records of a person, or with
 ``views`` one record seen several times. The last two reach the model with a second dimension, and their
@@ -295,6 +295,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self.indices)
 
+    def made_up(self) -> PhysicalBatch:
+        """Return what there is of one example, made up."""
+        return self.examples.made_up_batch()
+
     def take(self, places: Indices) -> "Batch":
         """Return the examples at these places of the batch."""
         return Batch(self.examples, self.indices[places])
@@ -424,10 +428,12 @@ def _beside(fit: Tensor, targets: Tensor) -> Tensor:
 
 
 def _spread(rows: Tensor, mask: Tensor) -> Tensor:
-    """Return rows in the places of ``mask``, zeros elsewhere."""
+    """Return rows in the places of ``mask``; elsewhere the first of the same user, which a model can take."""
+    mask = mask.to(rows.device)
     spread = rows.new_zeros((*mask.shape, *rows.shape[1:]))
-    spread[mask.to(rows.device)] = rows
-    return spread
+    spread[mask] = rows
+    first = spread[torch.arange(len(mask), device=rows.device), mask.int().argmax(1)]
+    return torch.where(mask.view(*mask.shape, *(1,) * (rows.ndim - 1)), spread, first[:, None])
 
 
 def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:

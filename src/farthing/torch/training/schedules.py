@@ -1,4 +1,4 @@
-"""Schedules of bounds: one for all batches, one a step, or one that follows released values.
+"""Schedule bounds: one for all batches, one per step, or one that follows released values.
 
 >>> falling = Bounds(lambda t: 1.0 / t)
 >>> [falling.at(t, noise_multiplier=1.0, batch_size=100.0).norm() for t in (1, 4)]
@@ -80,7 +80,7 @@ _MOST_SHARE = 0.5  # of the squared norm, for the count: where batches are so sm
 
 
 class AdaptiveClip(ABC):
-    """A clip that follows released values: the base class of what `train` takes as such a ``clip_norm``.
+    """A clipping norm that follows released values: the base class of adaptive ``clip_norm`` arguments.
 
     A subclass returns the bound of the next batch, and learns from what was released under it. It never sees
     anything that was not released, so a batch costs what its noise multiplier costs.
@@ -113,7 +113,7 @@ class AdaptiveClip(ABC):
 
 
 class Quantile(AdaptiveClip):
-    """A clip that follows a quantile of gradient norms, paid for inside the same answer.
+    """A clipping norm that follows a quantile of gradient norms, paid for in the same answer.
 
     It belongs to one run: `learn` moves its ``clip_norm``.
 

@@ -1,4 +1,4 @@
-"""Weights that lie in shards on several ranks (`fully_shard`), and checkpoints of them.
+"""Train weights that are sharded over several ranks (`fully_shard`), and save checkpoints of them.
 
 Between two batches every rank holds its shard of the weights and of the optimiser's state. While a batch is
 summed, each rank has the whole weights (`farthing.torch.gradients.plain` gathers them), takes its part of the

@@ -1,4 +1,4 @@
-"""What people see of a run: steps in public numbers, a line of progress, callbacks and scores on public data.
+"""Show a run to people: steps in public numbers, a progress line, callbacks, and scores on public data.
 
 All of it is made of `Step.public`: what was released, and public numbers. No loss and no accuracy of training
 records is among them, as nobody paid for one; log those of public data yourself.
@@ -215,13 +215,7 @@ def evaluate(
     """
     device = next(model.parameters()).device
     examples = public if isinstance(public, Examples) else Examples(public, device=device)
-    if overlap.shared(examples.data):
-        warnings.warn(
-            "these are records that a model was trained on: this value is not private, and no guarantee "
-            "covers it; evaluate on public data, or on records that were held out and may be used so",
-            NotPrivate,
-            stacklevel=3,
-        )
+    warn_of_training_records(examples.data, stacklevel=4)
     total = 0.0
     with evaluating(model):
         for inputs, targets, _ in examples.take(slice(None)).physical_batches(
@@ -231,3 +225,14 @@ def evaluate(
             found = (outputs.argmax(-1) == targets).float() if loss is None else loss(outputs, targets)
             total += float(found.double().sum())
     return total / len(examples)
+
+
+def warn_of_training_records(data: Any, stacklevel: int = 2) -> None:
+    """Warn where a score is about to be computed on records that this process trained on."""
+    if overlap.shared(data):
+        warnings.warn(
+            "these are records that a model was trained on: this value is not private, and no guarantee "
+            "covers it; evaluate on public data, or on records that were held out and may be used so",
+            NotPrivate,
+            stacklevel=stacklevel,
+        )

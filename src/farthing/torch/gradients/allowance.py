@@ -1,0 +1,139 @@
+"""Which per-example gradients are kept, and in how many parts a batch is summed: by bytes, from shapes alone.
+
+A backward pass goes through the uses of layers from the last to the first. Of each it lets go what the use
+held, and keeps its per-example gradients ("rows"), or what they are made of, until all norms are known. An
+ordinary step keeps neither. At a use it holds what this use and those before it took and gave, and the
+gradients on their way, about one and a half times as much as this use takes and gives; the most of that is
+its peak. `planned` keeps rows that take more than what they are made of, the cheapest first, as long as a
+private step stays within a tenth of that peak at every use. Where not even what rows are made of fits (on a
+GPU also where not all rows fit whose keeping is quicker), and a part of a batch is still much work, the batch
+is summed in parts, each of which holds a part of it all.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from farthing.torch.checks.probe import Source, devices
+from farthing.torch.gradients.holdings import HeldBytes
+from farthing.torch.gradients.joint_terms import Blocks
+from farthing.torch.gradients.tape import Passes, Tape, running
+from farthing.torch.gradients.terms import Term
+
+_MORE = 1.1  # of the peak of an ordinary step
+_FLOW = 1.5  # gradients on their way through a layer, over what it takes and gives
+_PARTS = 4  # of a batch, at most
+_MUCH = {"cpu": 2**19, "cuda": 2**22}  # bytes of a use, on average, of a part that is much work
+_SMALL = 0.3  # of the peak, for sums of parts: one in float32, one in float64
+
+
+class TermBytes(NamedTuple):
+    """A parameter's rows, what they are made of, and rows up to which keeping them is quickest, in bytes."""
+
+    key: Any
+    use: int
+    rows: int
+    made: int
+    worth: int
+
+    @property
+    def least(self) -> int:
+        """Return what is kept at least."""
+        return min(self.rows, self.made or self.rows)
+
+
+@dataclass(frozen=True)
+class KeptRows:
+    """The parameters whose rows are kept, and the number of parts of a batch."""
+
+    kept: frozenset[Any] = frozenset()
+    parts: int = 1
+
+    def rows(self, expected: float | None) -> int | None:
+        """Return how many examples a part has at most, where so many are expected; None for any number."""
+        return None if expected is None or self.parts == 1 else math.ceil(expected / self.parts)
+
+
+def planned(
+    uses: list[HeldBytes], terms: list[TermBytes], examples: float, parameters: int, device: str
+) -> KeptRows:
+    """Return what a batch of so many examples may keep, by the bytes of one.
+
+    >>> layers, rows = [HeldBytes(100, 100)] * 4, [TermBytes(n, n, 120, 100, 400) for n in range(4)]
+    >>> planned(layers, rows, 10, 0, "cpu")
+    KeptRows(kept=frozenset({0, 2, 3}), parts=1)
+    >>> planned(layers, rows, 100_000, 0, "cuda")
+    KeptRows(kept=frozenset({0, 1, 2, 3}), parts=2)
+    """
+    held = list(accumulate(use.own for use in uses))
+    ordinary = [before + _FLOW * use.size for before, use in zip(held, uses, strict=True)]
+    peak = max(ordinary, default=0.0)
+    least = _after(terms, [term.least for term in terms], len(uses))
+    private = [one + more for one, more in zip(ordinary, least, strict=True)]
+    wanted = [term for term in terms if term.least < term.rows <= term.worth]
+    one = _kept(private, wanted, _MORE * peak)
+    fits = device == "cpu" or len(one) == len(wanted)  # on a CPU making rows twice is the quicker way
+    if fits and max(private, default=0.0) <= _MORE * peak:
+        return KeptRows(one)
+    work = examples * sum(use.own for use in uses) / max(1, sum(use.steps for use in uses))
+    most = min(_PARTS, int(work / _MUCH.get(device, _MUCH["cuda"])), int(examples))
+    if 12 * parameters > _SMALL * examples * peak:
+        return KeptRows(one)
+    for parts in range(2, most + 1):
+        found = _kept(private, wanted, _MORE * peak * parts)
+        if parts == most or (len(found) == len(wanted) and max(private) <= _MORE * peak * parts):
+            return KeptRows(found, parts)
+    return KeptRows(one)
+
+
+def _after(terms: Iterable[TermBytes], sizes: Iterable[float], uses: int) -> list[float]:
+    """Return for every use the bytes that are kept of those after it."""
+    found = [0.0] * (uses + 1)
+    for term, size in zip(terms, sizes, strict=True):
+        found[term.use] += size
+    return list(accumulate(reversed(found)))[::-1][1 : uses + 1]
+
+
+def _kept(private: list[float], wanted: list[TermBytes], limit: float) -> frozenset[Any]:
+    """Return the terms whose rows fit, the cheapest first; what is kept of a use counts at all before it."""
+    there, found = list(private), set[Any]()
+    for term in sorted(wanted, key=lambda term: (term.rows - term.least, -term.use)):
+        more = term.rows - term.least
+        if max(there[: term.use], default=0.0) + more <= limit or term.use == 0:
+            there[: term.use] = [size + more for size in there[: term.use]]
+            found.add(term.key)
+    return frozenset(found)
+
+
+def allowance(passes: Passes, source: Source, expected: float, factored: bool) -> KeptRows:
+    """Return what to keep in batches of ``expected`` examples, by a pass of a made-up batch of two."""
+    seen, uses, terms = list[Tape](), list[HeldBytes](), list[TermBytes]()
+
+    def begin(tape: Tape) -> None:
+        seen.append(tape)
+        model = passes.model
+        uses.extend(tape.holdings.held([*model.parameters(), *model.buffers()]))
+
+    def put(slot: int, term: Term) -> None:
+        parts: dict[Any, Term] = {slot: term}
+        if isinstance(term, Blocks):
+            parts = {(slot, n): part for n, part in enumerate(term.terms)}
+        for key, part in parts.items():
+            worth = part.worth(expected) * part.examples
+            terms.append(TermBytes(key, seen[0].at, part.bytes, part.made_of(), int(worth)))
+
+    saved = torch.autograd.graph.saved_tensors_hooks(_noted, lambda tensor: tensor)
+    with torch.random.fork_rng(devices(passes.model)), saved:
+        examples = passes.run(*source.batch(2), None, put, factored, begin)
+    device = passes.plan.anchor.device.type
+    return planned(uses, terms, expected / examples, passes.layout.size, device)
+
+
+def _noted(tensor: Tensor) -> Tensor:
+    tape = running()
+    return tensor if tape is None else tape.holdings.save(tensor)
