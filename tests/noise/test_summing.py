@@ -121,7 +121,7 @@ def test_more_records_than_the_theorem_covers_are_refused():
 def test_sums_of_no_rows_are_zeros():
     np.testing.assert_array_equal(summed(ClipNorm(1.0).apply, np.empty((0, 3))), np.zeros(3))
     assert Sum(0, (2,)).value.tolist() == [0.0, 0.0]
-    with pytest.raises(InvalidValue, match="one row a record"):
+    with pytest.raises(InvalidValue, match="one row per record"):
         summed(ClipNorm(1.0).apply, np.ones(3))
 
 

@@ -433,13 +433,18 @@ static inline void multiples(const struct terms *with, const i64 *places, i64 fi
     weight[1] += across(squares);
 }
 
-static inline void prefetch(const struct terms *with, i64 p, const char *row, i64 bytes)
+static inline void ahead(const void *row, i64 bytes)
+{
+    for (i64 at = 0; at < bytes; at += 64)
+        __builtin_prefetch((const char *)row + at);
+    __builtin_prefetch((const char *)row + bytes - 1);
+}
+
+static inline void prefetch(const struct terms *with, i64 p, const void *row, i64 bytes)
 {
     __builtin_prefetch(with->y + p);
     __builtin_prefetch(with->norm + p);
-    for (i64 at = 0; at < bytes; at += 64)
-        __builtin_prefetch(row + at);
-    __builtin_prefetch(row + bytes - 1);
+    ahead(row, bytes);
 }
 
 /* Moves part[0 .. d-1] into the sum high + low: Knuth's two-sum, and the sum of its errors. */
@@ -575,8 +580,9 @@ static void mixed_squares(const double *restrict z, i64 d, i64 pitch, const doub
     for (int r = 0; r < WIDTH; r++)
         sums[r] = (wide){0};
     i64 k = 0;
-    for (; k + 3 * WIDTH <= pitch; k += 3 * WIDTH)
-        mixed_tile(z, pitch, upper ? k : 0, d, pitch, k, matrix, sums, 3);
+    const int tile = WIDTH == 8 ? 2 : 3; /* enough sums to keep a processor busy; with fewer, more zeros are skipped */
+    for (; k + tile * WIDTH <= pitch; k += tile * WIDTH)
+        mixed_tile(z, pitch, upper ? k : 0, d, pitch, k, matrix, sums, tile);
     for (; k < pitch; k += WIDTH)
         mixed_tile(z, pitch, upper ? k : 0, d, pitch, k, matrix, sums, 1);
     for (int r = 0; r < WIDTH; r += 4)
@@ -804,6 +810,7 @@ static inline void scale_row(double *z, i64 n, double factor)
             const i64 count = n - i < BLOCK ? n - i : BLOCK;                                                          \
             for (i64 r = 0; r < count; r++) {                                                                         \
                 double *z = room + r * pitch, g = unit ? unit[i + r] : 1, h = shrink ? shrink[i + r] : 1;             \
+                ahead(x + (i + r + BLOCK < n ? i + r + BLOCK : i + r) * stride, d * (i64)sizeof(TYPE));               \
                 double square = shaped_##NAME(x + (i + r) * stride, g, centre, scale, d, z, NULL);                    \
                 if (constant > 0)                                                                                     \
                     z[d] = constant;                                                                                  \
@@ -898,7 +905,7 @@ static inline void scale_row(double *z, i64 n, double factor)
             for (r = 0; r < count; r++)                                                                               \
                 row[r] = x + (places ? places[i + r] : i + r) * stride;                                               \
             for (r = i + most; r < n && r < i + 2 * most; r++)                                                        \
-            prefetch(&with, places ? places[r] : r, (const char *)(x + (places ? places[r] : r) * stride),            \
+            prefetch(&with, places ? places[r] : r, x + (places ? places[r] : r) * stride,                            \
                      d * (i64)sizeof(TYPE));                                                                          \
             for (r = 0; r + TOGETHER <= count; r += TOGETHER)                                                         \
                 dots_##NAME(row + r, u, ends[0], d, v + r);                                                           \
@@ -922,33 +929,70 @@ GRADIENT(f8, double)
 GRADIENT(f4, float)
 GRADIENT(u1, uint8_t)
 
-/* ---- The same of sparse rows: CSR, columns below d, none twice in a row; the first n ---- */
+/* ---- The same of sparse rows ---- */
 
-#define SPARSE const double *restrict data, const int32_t *restrict columns, const int32_t *restrict starts, i64 n
+/* Rows lie one after the other as in CSR (`lanes` 1), or by eight in slices: number k of row i is at (starts[i / lanes]
+   + k) lanes + i % lanes, and shorter rows of a slice end in zeros. No column is stored twice in a row otherwise.
+   Rows from `first`, the first of a slice, to `last` are read. */
+#define SPARSE                                                                                                \
+    const double *restrict data, const int32_t *restrict columns, const int32_t *restrict starts, i64 lanes,  \
+        i64 first, i64 last
+#define LANES 8
 
-/* Four stored numbers at a time, in the last four as many as there are: how many are left is a guess that processors
-   lose, so it is asked once. What is not there counts 0, in the column of the first. */
-#define FOUR(k, end)                                                                                          \
-    const i64 l = k + 1 < end ? k + 1 : k, m = k + 2 < end ? k + 2 : k, o = k + 3 < end ? k + 3 : k;          \
-    const double p = data[k], q = l > k ? data[l] : 0, s = m > k ? data[m] : 0, t = o > k ? data[o] : 0
-
-static inline double dot_csr(const double *restrict data, const int32_t *restrict columns, i64 n,
-                             const double *restrict u)
+/* Writes n rows of CSR, in the order given, into slices. */
+i64 slice_rows(const double *restrict data, const int32_t *restrict columns, const int32_t *restrict starts,
+               const i64 *restrict order, i64 n, const int32_t *restrict to, double *restrict values,
+               int32_t *restrict places)
 {
-    double one = 0, two = 0, three = 0, four = 0;
-    for (i64 k = 0; k < n; k += 4) {
-        FOUR(k, n);
-        one += p * u[columns[k]], two += q * u[columns[l]];
-        three += s * u[columns[m]], four += t * u[columns[o]];
+    for (i64 i = 0; i < n; i += LANES) {
+        const i64 at = to[i / LANES] * (i64)LANES, most = to[i / LANES + 1] - to[i / LANES];
+        for (i64 l = 0; l < LANES; l++) {
+            const i64 from = i + l < n ? starts[order[i + l]] : 0;
+            const i64 count = i + l < n ? starts[order[i + l] + 1] - from : 0;
+            for (i64 k = 0; k < count; k++)
+                values[at + k * LANES + l] = data[from + k], places[at + k * LANES + l] = columns[from + k];
+            for (i64 k = count; k < most; k++)
+                values[at + k * LANES + l] = 0, places[at + k * LANES + l] = 0;
+        }
     }
-    return (one + two) + (three + four);
+    return 0;
 }
 
+static inline __attribute__((always_inline)) void sparse_dots(const double *restrict data,
+                                                              const int32_t *restrict columns,
+                                                              const int32_t *restrict starts, i64 first, i64 count,
+                                                              const double *restrict u, double *restrict out,
+                                                              const int lanes)
+{
+    for (i64 r = 0; r < count; r += lanes) {
+        double sum[LANES] = {0};
+        for (i64 k = starts[(first + r) / lanes] * (i64)lanes; k < starts[(first + r) / lanes + 1] * (i64)lanes; k += lanes)
+            for (int l = 0; l < lanes; l++)
+                sum[l] += data[k + l] * u[columns[k + l]];
+        for (int l = 0; l < lanes; l++)
+            out[r + l] = sum[l];
+    }
+}
+
+/* out[i - first] = x[i] . u; there is room for whole slices. */
 i64 products_csr(SPARSE, const double *restrict u, double *restrict out)
 {
-    for (i64 i = 0; i < n; i++)
-        out[i] = dot_csr(data + starts[i], columns + starts[i], starts[i + 1] - starts[i], u);
+    if (lanes == 1)
+        sparse_dots(data, columns, starts, first, last - first, u, out, 1);
+    else
+        sparse_dots(data, columns, starts, first, last - first, u, out, LANES);
     return 0;
+}
+
+static inline __attribute__((always_inline)) void sparse_sums(const double *restrict data,
+                                                              const int32_t *restrict columns,
+                                                              const int32_t *restrict starts, i64 first, i64 count,
+                                                              const double *restrict v, double *part, const int lanes)
+{
+    for (i64 r = 0; r < count; r += lanes)
+        for (i64 k = starts[(first + r) / lanes] * (i64)lanes; k < starts[(first + r) / lanes + 1] * (i64)lanes; k += lanes)
+            for (int l = 0; l < lanes; l++)
+                part[columns[k + l]] += v[r + l] * data[k + l];
 }
 
 i64 gradient_csr(SPARSE, i64 d, const double *restrict u, double constant, const double *y, const double *norm,
@@ -960,20 +1004,17 @@ i64 gradient_csr(SPARSE, i64 d, const double *restrict u, double constant, const
     if (chain < 2 * GROUP)
         return -1;
     memset(total, 0, 3 * (d + 2) * sizeof *total);
-    for (i64 i = 0, since = 0; i < n; i += GROUP) {
-        i64 count = n - i < GROUP ? n - i : GROUP;
+    for (i64 i = first, since = 0; i < last; i += GROUP) {
+        const i64 count = last - i < GROUP ? last - i : GROUP;
         double v[GROUP];
-        products_csr(data, columns, starts + i, count, u, v);
+        products_csr(data, columns, starts, lanes, i, i + count, u, v);
         multiples(&with, NULL, i, count, v, part + d);
-        for (i64 r = 0; r < count; r++) {
-            const i64 end = starts[i + r + 1];
-            for (i64 k = starts[i + r]; k < end; k += 4) {
-                FOUR(k, end);
-                double *a = part + columns[k], *b = part + columns[l], *c = part + columns[m], *e = part + columns[o];
-                const double one = *a + v[r] * p, two = *b + v[r] * q, three = *c + v[r] * s, four = *e + v[r] * t;
-                *e = four, *c = three, *b = two, *a = one; /* the first is the last, where it stands for others */
-            }
-        }
+        for (i64 r = count; r % LANES; r++)
+            v[r] = 0;
+        if (lanes == 1)
+            sparse_sums(data, columns, starts, i, count, v, part, 1);
+        else
+            sparse_sums(data, columns, starts, i, count, v, part, LANES);
         since += count;
         if (since + GROUP > chain)
             move(high, low, part, d + 2), since = 0;
@@ -991,33 +1032,41 @@ i64 measure_csr(SPARSE, const double *restrict twice, const double *restrict squ
     const struct measure how = {0, length, by, least, radius, blank, shrink, norm};
     double near[GROUP] = {0}, far[GROUP] = {0};
     i64 bad = 0;
-    for (i64 i = 0; i < n; i += GROUP) {
-        i64 count = n - i < GROUP ? n - i : GROUP;
-        for (i64 r = 0; r < count; r++) {
-            double sum = 0, size = 0, outer = 0;
-            for (i64 k = starts[i + r]; k < starts[i + r + 1]; k++) {
-                double x = data[k], by_square = x * square[columns[k]], term = by_square * (x - twice[columns[k]]);
-                sum += term, size += fabs(term), outer += by_square * x;
+    for (i64 i = first; i < last; i += GROUP) {
+        const i64 count = last - i < GROUP ? last - i : GROUP;
+        for (i64 r = 0; r < count; r += lanes) {
+            double sum[LANES] = {0}, size[LANES] = {0}, outer[LANES] = {0};
+            for (i64 k = starts[(i + r) / lanes] * lanes; k < starts[(i + r) / lanes + 1] * lanes; k += lanes)
+                for (i64 l = 0; l < lanes; l++) {
+                    const double x = data[k + l], by_square = x * square[columns[k + l]];
+                    const double term = by_square * (x - twice[columns[k + l]]);
+                    sum[l] += term, size[l] += fabs(term), outer[l] += by_square * x;
+                }
+            for (i64 l = 0; l < lanes; l++) {
+                near[r + l] = (origin + sum[l] < 0 ? 0 : origin + sum[l]) + 0x1p-30 * (origin + size[l]);
+                far[r + l] = outer[l];
             }
-            near[r] = (origin + sum < 0 ? 0 : origin + sum) + 0x1p-30 * (origin + size), far[r] = outer;
         }
         bad += measured(&how, near, far, i, count);
     }
     return bad;
 }
 
-/* first[j] += sum of z[j] and first[d + j] += that of z[j]^2, where z = shrink unit x scale */
+/* sums[j] += that of z[j] and sums[d + j] += that of z[j]^2, where z = shrink unit x scale */
 i64 powers_csr(SPARSE, i64 d, const double *unit, const double *shrink, const double *restrict scale,
-               double *restrict first)
+               double *restrict sums)
 {
-    double *second = first + d;
-    for (i64 i = 0; i < n; i++) {
-        double factor = (unit ? unit[i] : 1) * (shrink ? shrink[i] : 1);
-        for (i64 k = starts[i]; k < starts[i + 1]; k++) {
-            double z = factor * data[k] * scale[columns[k]];
-            first[columns[k]] += z;
-            second[columns[k]] += z * z;
-        }
+    double *squares = sums + d;
+    for (i64 i = first; i < last; i += lanes) {
+        double factor[LANES];
+        for (i64 l = 0; l < lanes; l++)
+            factor[l] = i + l < last ? (unit ? unit[i + l] : 1) * (shrink ? shrink[i + l] : 1) : 0;
+        for (i64 k = starts[i / lanes] * lanes; k < starts[i / lanes + 1] * lanes; k += lanes)
+            for (i64 l = 0; l < lanes; l++) {
+                const double z = factor[l] * data[k + l] * scale[columns[k + l]];
+                sums[columns[k + l]] += z;
+                squares[columns[k + l]] += z * z;
+            }
     }
     return 0;
 }

@@ -1,28 +1,28 @@
 """Draw noise on an integer lattice from a cryptographic stream.
 
-Adding floating-point noise to a floating-point value leaks: the low bits of the sum show which values
-can have produced it, whatever ε is (Mironov, "On Significance of the Least Significant Bits for
-Differential Privacy", CCS 2012). Here the value is first put on a lattice of integers, the noise is an
-integer, and they are added as integers (`noisy`).
+Adding floating-point noise to a floating-point value leaks: the low bits of the sum show which values can
+have produced it, at any ε (Mironov, "On Significance of the Least Significant Bits for Differential Privacy",
+CCS 2012). Here the value is first rounded to a lattice of integers, the noise is an integer, and the two are
+added as integers (`noisy`).
 
 The guarantee. Choose the grid so that the noise scale is 2**bits cells. `gaussian` returns exactly
 round(2**bits Z) for a standard normal Z, and for an integer x
 
     x + round(2**bits Z) = round(x + 2**bits Z),
 
-which is post-processing of the exact Gaussian mechanism: every theorem and every accountant for real
-Gaussian noise applies unchanged. The same holds for `laplace` and `gumbel`. The caller owes the rest:
-the sensitivity of the *rounded* value, and turning the sum into floats only after the noise is in.
+which is post-processing of the exact Gaussian mechanism: every theorem and every accountant for real Gaussian
+noise applies unchanged. The same holds for `laplace` and `gumbel`. The caller must use the sensitivity of the
+*rounded* value, and convert to floats only after the noise was added.
 
-Exactness. A word of the stream stands for all uniforms that begin with its bits. Where the floating-point
-quantile of that interval, with its error bound, lies within one cell, that cell is the answer. Elsewhere
-the uniform is compared with the survival function at the cell edges in high precision, drawing more of its
-bits as needed. Nothing is cut off: on ideal random bits the law is the stated one, tails included. Where
-there are kernels (`native`) Gaussian samples come from a table of polynomials with an error bound of its own;
-samples that it leaves undecided are compared as above, so the same words give the same samples.
+Exactness. A word of the stream represents all uniforms that begin with its bits. If the floating-point
+quantile of that interval, with its error bound, lies within one cell, that cell is the sample. Otherwise the
+uniform is compared with the survival function at the cell edges in high precision, drawing more of its bits
+as needed. Nothing is truncated: on ideal random bits the distribution is exact, tails included. With compiled
+kernels (`native`) Gaussian samples come from a table of polynomials with its own error bound; samples that it
+leaves undecided are compared as above, so the same words give the same samples.
 
 Limits. Refining takes longer (about 1e-8 of the samples at 20 bits, 1e-2 at 40), so sampling is not
-constant-time. A machine snapshot resumed twice repeats its stream; a fork does not.
+constant-time. A machine snapshot that is resumed twice repeats its stream; a fork does not.
 
 >>> stream = SeededStream(0)  # for examples and tests; Stream() for private data
 >>> bits = 20  # one standard deviation is 2**20 cells
@@ -56,9 +56,9 @@ _OPEN = np.iinfo(np.int64).min  # a kernel's result for a sample that it leaves 
 class _Law(NamedTuple):
     """The distribution of a real X by its quantile and survival functions: P(X > quantile(u)) = u.
 
-    quantile(u) gives X in floating point and a bound on |dX / d log u|. survival(mp, b, bits) works in that
-    precision on the raw numbers of mpmath.libmp, whose functions are pure and so thread-safe; it is above
-    1 for b below the support.
+    quantile(u) returns X in floating point and a bound on |dX / d log u|. survival(mp, b, bits) works in that
+    precision on the raw numbers of mpmath.libmp, whose functions are pure and so thread-safe; it is above 1
+    for b below the support.
     """
 
     quantile: Callable[[Floats], tuple[Floats, Floats | float]]
@@ -81,9 +81,9 @@ _NEGATIVE_GUMBEL = _Law(
     lambda mp, b, bits: mp.mpf_exp(mp.mpf_neg(mp.mpf_exp(b, bits)), bits),
 )
 
-# Relative error allowed to ndtri and log, and to the uniform in floating point (2**-52), with room.
-# Cephes reports 7.2e-16 = 3.2 * 2**-52 for ndtri and numpy at most 4 * 2**-52 for its logarithms; this is
-# 8 * 2**-52, and the tests hold the quantiles to less than half of the bound it leads to.
+# The relative error allowed for ndtri and log, and for the uniform in floating point (2**-52), with a margin.
+# Cephes reports 7.2e-16 = 3.2 * 2**-52 for ndtri and numpy at most 4 * 2**-52 for its logarithms; this is 8 *
+# 2**-52, and the tests require quantiles within half of the resulting bound.
 _FLOAT_ERROR = 2.0**-49
 
 
@@ -165,7 +165,7 @@ def gaussian(stream: Stream, size: int, bits: int, room: Integers | None = None)
 
 
 def _settle(stream: Stream, samples: Integers, words: Words, bits: int) -> None:
-    """Decide the samples that the kernel left undecided, in their order."""
+    """Decide the samples that the kernel left undecided, in order."""
     open_ = np.flatnonzero(samples == _OPEN)
     doubtful = words[open_].view(np.int64)
     cells = _cells(stream, _HALF_NORMAL, doubtful & (2**63 - 1), bits)
@@ -183,7 +183,7 @@ def gumbel(stream: Stream, size: int, bits: int) -> Integers:
 
 
 def on_grid(total: Floats, unit: float | Floats, cell: float) -> Integers:
-    """Return round(total / unit / cell). Clamping, like rounding, never moves two sums further apart."""
+    """Return round(total / unit / cell), clamped, which like rounding never increases a distance."""
     if not np.isfinite(total).all():
         raise InvalidValue(_UNBOUNDED)
     return np.rint(np.clip(total / unit / cell, -_LARGEST_CELL, _LARGEST_CELL)).astype(np.int64)
@@ -220,7 +220,7 @@ def _release(
     bits: int,
     to: Floats,
 ) -> None:
-    """Release one block of `noisy`, with kernels."""
+    """Release one block of `noisy` with compiled kernels."""
     (size,), scale, table = total.shape, 2.0**bits, native.address()
     buffer, at, address = stream._claim(size)
     units, one = (native.pointer(unit), 0.0) if isinstance(unit, np.ndarray) else (None, unit)
@@ -228,7 +228,7 @@ def _release(
     open_ = found["release"](address, size, scale, table, sums, units, one, cell, native.pointer(to))
     if open_ < 0:
         raise InvalidValue(_UNBOUNDED)
-    if open_:  # again, now that all are decided
+    if open_:  # again, with all samples decided
         noise = np.empty(size, np.int64)
         found["gaussian"](address, size, scale, table, native.pointer(noise))
         _settle(stream, noise, buffer[at : at + size], bits)

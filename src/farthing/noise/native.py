@@ -65,7 +65,7 @@ _SECONDS = 60  # seconds for one build
 
 _P, _I, _D = "pointer", "integer", "number"
 _TERMS = (_P, _D, _P, _P, _P, _P, _I, _D, _D, _D, _I, _P)
-_ROWS, _CSR = (_P, _I, _I, _I), (_P, _P, _P, _I)
+_ROWS, _CSR = (_P, _I, _I, _I), (_P, _P, _P, _I, _I, _I)
 _MEASURE = (_D, _D, _D, _D, _P, _P, _P)
 _DENSE = "f8", "f4", "u1"
 _OUTER = (_P, _P, _P, _P, _I, _I, _I, _I, _I, _I)
@@ -84,6 +84,7 @@ _SIGNATURES = {
     **{f"mixed_{kind}": (*_ROWS, _P, _P, _P, _I, _I, _P, _D, *_MEASURE) for kind in _DENSE},
     **{f"moments_{kind}": (*_ROWS, _P, _P, _P, _P, _D, _D, _I, _P, _P, _P) for kind in _DENSE},
     **{f"powers_{kind}": (*_ROWS, _P, _P, _P, _P, _D, _P) for kind in _DENSE},
+    "slice_rows": (_P, _P, _P, _P, _I, _P, _P, _P),
     "gradient_csr": (*_CSR, _I, *_TERMS),
     "products_csr": (*_CSR, _P, _P),
     "measure_csr": (*_CSR, _P, _P, _D, *_MEASURE),

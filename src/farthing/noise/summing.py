@@ -1,27 +1,28 @@
 """Add bounded terms with bounded rounding, which makes the mechanisms' float slack a theorem.
 
 A float64 sum is rounded at every addition, in a direction that depends on its terms: adversarial values move
-a sequential sum of n terms by n² 2⁻⁵⁵ of one term's bound, 3e-5 at 2²⁰ rows and 3 % at 2²⁵. Here sums are
-made of short chains instead.
+a sequential sum of n terms by n² 2⁻⁵⁵ of one term's bound, 3e-5 at 2²⁰ rows and 3 % at 2²⁵. The sums of this
+module consist of short chains instead.
 
 **Theorem.** Let t_1, ..., t_n be terms with |t_i| <= C in an absolute norm (L1, L2, Frobenius, in units of a
-scale), n <= `MOST`, and let S be their sum as `Sum` adds it up from parts. A part is computed in any order,
-fused or not, from at most ``rows`` terms or products of two factors whose absolute values have norm
-<= ``spread`` · C. Then the computed sum is within 2⁻¹⁶ C of the exact sum of the terms. For two neighbours
-that is 2⁻¹⁵ C, whatever the adjacency.
+scale), n <= `MOST`, and let S be their sum as `Sum` computes it from parts. A part is computed in any order,
+fused or not, from at most ``rows`` terms or products of two factors whose absolute values have norm <=
+``spread`` · C. Then the computed sum is within 2⁻¹⁶ C of the exact sum of the terms. For two neighbours the
+difference is 2⁻¹⁵ C, under any adjacency.
 
 *Proof.* Let u = 2⁻⁵³. A value that is computed from terms a_i (each a product rounded at most once) by a tree
-of additions in which no term goes through more than h roundings differs from Σ a_i by at most γ_h Σ |a_i| in
-every coordinate, γ_h = hu / (1 - hu) (Higham 2002, Lemma 8.4 and Section 4.2); the norm being absolute, by
-γ_h n · spread · C in norm. `Sum` adds parts plainly while rows + parts <= `chain` - 6: at most that many
-roundings for a term. Then it adds the result to a total by Knuth's two-sum, whose error it adds up beside;
-that is Ogita, Rump & Oishi's (2005) Sum2, which is off by u |S| and by γ_m² Σ |parts|, less than u Σ |parts|
-for m <= 2²⁶ parts. Four roundings are left for what follows, such as a centre that is subtracted at the end.
-So the error is at most γ_chain n · spread · C, and `chain` is the largest h with h n spread <= 2³⁷, that is
-h u n spread <= 2⁻¹⁶ (2⁻¹⁶ is not met with equality: 6 roundings are counted and fewer made).  ∎
+of additions in which no term passes through more than h roundings differs from Σ a_i by at most γ_h Σ |a_i|
+in every coordinate, with γ_h = hu / (1 - hu) (Higham 2002, Lemma 8.4 and Section 4.2); as the norm is
+absolute, by at most γ_h n · spread · C in norm. `Sum` adds parts directly while rows + parts <= `chain` - 6,
+so a term passes through at most that many roundings. Then it adds the result to a total by Knuth's two-sum
+and accumulates the error separately; this is Sum2 of Ogita, Rump & Oishi (2005), whose error is at most u |S|
++ γ_m² Σ |parts|, less than u Σ |parts| for the second term with m <= 2²⁶ parts. Four roundings remain for
+later steps, such as subtracting a centre. So the error is at most γ_chain n · spread · C, and `chain` is the
+largest h with h n spread <= 2³⁷, that is h u n spread <= 2⁻¹⁶ (2⁻¹⁶ is not met with equality: 6 roundings are
+counted and fewer made).  ∎
 
-**Slack.** `SLACK` = 2⁻¹⁴ of C: 2⁻¹⁵ for the sums of two neighbours, and 2⁻¹⁵ for the rounding of the one
-record's own term: a norm of d squares and a factor, (d + 8) u, which is less than that for d <= 2³⁰.
+**Slack.** `SLACK` = 2⁻¹⁴ of C: 2⁻¹⁵ for the sums of two neighbours, and 2⁻¹⁵ for the rounding of the
+differing record's own term: a norm of d squares and a factor, (d + 8) u, which is smaller for d <= 2³⁰.
 
 >>> total = Sum(2**20, (2,))
 >>> for rows in (np.ones((1000, 2)), np.full((500, 2), 0.5)):
@@ -44,18 +45,18 @@ MOST = 2**30  # the most terms of a sum
 SLACK = 2.0**-14  # in units of one term's bound
 _ROUNDINGS = 2**37  # h n spread: 2⁻¹⁶ / u
 _AT_ONCE = 2**18  # the most rows in one part, for _AT_ONCE² < _ROUNDINGS
-_AFTER = 6  # roundings of a term besides additions of parts: its product, the two-sum, steps after a sum
+_AFTER = 6  # further roundings of a term: its product, the two-sum, steps after the sum
 
 
 def checked(records: int) -> int:
-    """Return the number of records, if the theorem covers it; check it when records are handed over."""
+    """Return the number of records if the theorem covers it, or raise; call it before any charge."""
     if records > MOST:
-        raise InvalidValue(f"sums are proven for at most 2^30 = {MOST:,} records; take a part of them")
+        raise InvalidValue(f"the rounding bound holds for at most 2^30 = {MOST:,} records: use fewer")
     return records
 
 
 def chain(records: int, spread: float = 1.0) -> int:
-    """Return how many roundings a term may go through in a sum of so many.
+    """Return the number of roundings that a term may pass through in a sum of this many terms.
 
     >>> chain(2**20), chain(2**30), chain(2**20, spread=256)
     (131072, 128, 512)
@@ -66,7 +67,7 @@ def chain(records: int, spread: float = 1.0) -> int:
 class Sum:
     """A sum of ``records`` terms, added in parts of at most ``rows`` terms each.
 
-    ``spread`` bounds the absolute values that are added up, in units of the terms' bound.
+    ``spread`` bounds the absolute values that are added, in units of the terms' bound.
     """
 
     __slots__ = ("_high", "_longest", "_low", "_most", "_part", "_parts", "_shape")
@@ -80,13 +81,13 @@ class Sum:
 
     @property
     def rows(self) -> int:
-        """Return the most terms that a part may have."""
+        """Return the largest number of terms of a part."""
         return self._most - 1
 
     def add(self, part: Any, rows: int) -> None:
-        """Add a part, the sum of so many terms, whose array no other code may hold."""
+        """Add a part, the sum of so many terms; no other code may hold its array."""
         if rows >= self._most:
-            raise InvalidValue("a part of a sum has more terms than its rounding allows for")
+            raise InvalidValue("a part of a sum has more terms than its rounding bound allows")
         if max(self._longest, rows) + self._parts >= self._most:
             self._settle()
         if self._part is None:
@@ -117,7 +118,7 @@ class Sum:
 
 
 def summed(bounded: Callable[[Array], Array], rows: ArrayLike) -> Array:
-    """Return Σ bounded(rows), in the largest parts allowed; ``bounded`` refuses what is not a table."""
+    """Return Σ bounded(rows), in the largest parts allowed; ``bounded`` refuses other shapes than tables."""
     rows = np.asarray(rows, dtype=np.float64)
     if rows.ndim != 2 or len(rows) <= _AT_ONCE:
         return np.asarray(bounded(rows).sum(axis=0))
