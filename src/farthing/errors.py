@@ -1,4 +1,4 @@
-"""The exceptions that farthing raises on purpose, in one tree.
+"""Define the exceptions that farthing raises on purpose, in one tree.
 
     FarthingError
     ├── InvalidValue (also ValueError)       an argument is not what it must be

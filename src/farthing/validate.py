@@ -1,4 +1,4 @@
-"""Checks of single values. The message names the argument, its value and what is allowed.
+"""Check single values, and raise errors that name the value.
 
 >>> positive(epsilon=0.5)
 0.5
@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 from farthing.errors import InvalidValue
 
 _LARGEST_COUNT = 2**62
+_NARROWEST, _WIDEST = 1e-290, 1e307  # within, neither the width of an interval nor a share of it overflows
+APART = f"low < high, from {_NARROWEST:g} to {_WIDEST:g} apart"  # what `interval` asks for
 T = TypeVar("T", bound=StrEnum)
 
 
@@ -78,14 +80,61 @@ def count(**value: Any) -> int:
     return whole
 
 
+def flag(**value: Any) -> bool:
+    """True or false, numpy's as well; no other value counts as one of them."""
+    name, given = _one(value)
+    if type(given).__name__ not in ("bool", "bool_"):
+        raise InvalidValue(f"{name} must be True or False, got {given!r}")
+    return bool(given)
+
+
+def interval(low: Any, high: Any) -> Any:
+    """Return whether numbers (of arrays: each pair) are the ends of an interval that has exact shares.
+
+    >>> interval(0, 1), interval(1, 1), interval(0, 5e-324), interval(-1e308, 1e308), interval(0, math.nan)
+    (True, False, False, False, False)
+    """
+    half = high / 2 - low / 2
+    return (half >= _NARROWEST / 2) & (half <= _WIDEST / 2)
+
+
 def choice(options: type[T], /, **value: Any) -> T:
     """A member of an enumeration, or its text."""
     name, given = _one(value)
     try:
         return options(given)
     except ValueError:
-        known = ", ".join(repr(str(option)) for option in options)
-        raise InvalidValue(f"{name} must be one of {known}, got {given!r}") from None
+        raise _not_one_of(name, given, [str(option) for option in options]) from None
+
+
+def one_of(known: Iterable[str], /, **value: Any) -> str:
+    """One of several names; a wrong one is answered with all of them.
+
+    >>> one_of(["auto", "dpagd"], method="dpag")
+    Traceback (most recent call last):
+        ...
+    farthing.errors.InvalidValue: method must be one of 'auto', 'dpagd', got 'dpag' (did you mean 'dpagd'?)
+    """
+    name, given = _one(value)
+    names = [*known]
+    if given not in names:
+        raise _not_one_of(name, given, names)
+    return str(given)
+
+
+def _not_one_of(name: str, given: Any, known: list[str]) -> InvalidValue:
+    hint = did_you_mean(given, known) if isinstance(given, str) else ""
+    return InvalidValue(f"{name} must be one of {', '.join(map(repr, known))}, got {given!r}{hint}")
+
+
+def offers(*methods: str, **value: Any) -> Any:
+    """An object with these methods, and not its class."""
+    name, given = _one(value)
+    if isinstance(given, type):
+        raise InvalidValue(f"{name} must be an object: {given.__name__}(...), not the class itself")
+    if not all(callable(getattr(given, method, None)) for method in methods):
+        raise InvalidValue(f"{name} must have {' and '.join(methods)}, got {given!r}")
+    return given
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -176,6 +176,7 @@ def test_text_is_read_as_its_first_bytes_or_the_caller_say(tmp_path: Path) -> No
     for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"):
         path.write_bytes(text.encode(encoding))
         assert table(path, ["b"]) == [{"b": ["Köln"]}], encoding
+        assert table(path, ["b"], Csv(encoding=encoding)) == [{"b": ["Köln"]}], encoding
     path.write_bytes(text.encode("cp1252"))
     with pytest.raises(InvalidValue, match="give --encoding"):
         table(path, ["b"])

@@ -227,15 +227,29 @@ def test_values_beyond_their_bounds_are_seen_wherever_they_are(width, kind):
 
 
 @kernels
+@pytest.mark.parametrize("most", [0, 10**6], ids=["as they lie", "by eight"])
+@pytest.mark.parametrize("rows", [1, 7, 70])
 @pytest.mark.parametrize("loss", [logistic, squared])
-def test_sums_over_sparse_rows_of_any_length_are_those_of_dense_ones(loss):
-    x = RNG.normal(size=(70, 13))
-    for row in range(70):
-        x[row, RNG.permutation(13)[: row % 14]] = 0.0
-    y, w = RNG.integers(0, 2, 70) * 1.0, RNG.normal(size=14)
-    gradient = LinearGradient(loss, Features(13, centre=0.2, scale=1.3))
-    found = [gradient.bounded_sum(Table(X, y), w, ft.ClipNorm(2.0)) for X in (x, sparse.csr_array(x))]
-    np.testing.assert_allclose(*found, rtol=1e-8, atol=1e-8)
+def test_sums_over_sparse_rows_of_any_length_are_those_of_dense_ones(monkeypatch, loss, rows, most):
+    monkeypatch.setattr(raw, "_SLICED", most)
+    x = RNG.normal(size=(rows, 13))
+    for row in range(rows):
+        x[row, RNG.permutation(13)[: (row + 5) % 14]] = 0.0
+    y, w = RNG.integers(0, 2, rows) * 1.0, RNG.normal(size=14)
+    y[rows // 2 + 1 :: 9] = np.nan  # blank rows, wherever they lie
+    features, within = Features(13, centre=0.2, scale=1.3), Features(13, intercept=0.0, radius=1.0)
+    asked = [
+        (LinearGradient(loss, features), w, ft.ClipNorm(2.0)),
+        (Stretch(LinearGradient(loss, features)), w, MARGIN),
+        (Spread(within, False), None, ft.ClipNorm(2.0)),
+        (Norms(13, 4.0 * 2.0 ** (-np.arange(9) / 4)), None, ft.ClipNorm(1.0)),
+    ]
+    tables = Table(x, y), Table(sparse.csr_array(x), y)
+    assert tables[1].raw(features).stored.stride == (8 if most else 1)
+    for contribution, at, bound in asked:
+        found = [contribution.bounded_sum(table, at, bound) for table in tables]
+        np.testing.assert_allclose(*found, rtol=1e-7, atol=1e-7)
+    np.testing.assert_allclose(*(table._known(features)[2] for table in tables), rtol=1e-7)
 
 
 def test_sparse_rows_with_fewer_values_than_columns_are_not_handed_to_a_kernel():

@@ -171,6 +171,7 @@ def column(tmp_path: Path, cells: list[str], name: str = "x") -> tuple[dict[str,
         ([f"0{1 + row % 9}-Mar-2001" for row in range(30)], {"first": "2001-01-01"}, ""),
         ([f"0{1 + row % 9}/13/95 02:30 PM" for row in range(30)], {"last": "1995-12-31"}, "two digits"),
         (["low", "high", "7"] * 20, {"values": ["7", "high", "low"]}, "mixes numbers and texts"),
+        (["TX", "Tx", "NY"] * 20, {"values": ["NY", "TX", "Tx"]}, "capitals alone"),
     ],
 )
 def test_a_column_is_drafted_as_a_person_expects(
@@ -181,6 +182,12 @@ def test_a_column_is_drafted_as_a_person_expects(
     assert expected.items() <= found.items()
     assert remark in said
     assert bool(remark) == bool(said)
+
+
+def test_a_column_of_people_with_several_records_is_named(tmp_path: Path) -> None:
+    found, said = column(tmp_path, [str(row * 7 % 13) for row in range(60)], "customer_id")
+    assert found is not None
+    assert "see --user" in said
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ def test_a_record_that_fails_counts_as_zero_in_any_part() -> None:
 def test_what_is_no_sum_is_refused_before_anything_is_charged() -> None:
     ledger = ft.Ledger(ft.Budget(1.0, 1e-6))
     query = ft.Query(ft.Everyone(), QuantileScores(0.5, 0.0, 1.0), ft.ClipValue(-0.5, 0.5), ft.NoisyMax(9.0))
-    with pytest.raises(ft.Unsupported, match="no sum over records"):
+    with pytest.raises(ft.Unsupported, match="not a sum over records"):
         ledger.over(Partitions([ft.Rows(NUMBERS)])).ask(query)
     assert ledger.share == 0
     with pytest.raises(ft.InvalidValue, match="one part or more"):

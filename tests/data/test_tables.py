@@ -181,12 +181,12 @@ def test_what_lies_outside_the_bounds_counts_as_the_bound():
         (np.array([[1j]]), {}, "real numbers"),
         (np.zeros(3), {}, "a table, rows by columns"),
         (np.zeros((2, 1)), {"y": np.array(["a", "b"])}, "targets must be real numbers"),
-        (np.zeros((2, 1)), {"y": np.array([[0.0], [1.0]])}, "one number a row"),
-        (np.zeros((2, 1)), {"y": np.zeros(3)}, "one target a row"),
+        (np.zeros((2, 1)), {"y": np.array([[0.0], [1.0]])}, "one number per row"),
+        (np.zeros((2, 1)), {"y": np.zeros(3)}, "one target per row"),
         (np.zeros((2, 1)), {"bounds": (1, 0)}, "low < high"),
         (np.zeros((2, 1)), {"bounds": (0, np.inf)}, "low < high"),
-        (np.zeros((2, 2)), {"bounds": ([0, 0, 0], 1)}, "one a feature"),
-        (np.zeros((2, 2)), {"bounds": 3}, "one a feature"),
+        (np.zeros((2, 2)), {"bounds": ([0, 0, 0], 1)}, "one per feature"),
+        (np.zeros((2, 2)), {"bounds": 3}, "one per feature"),
         (sparse.csr_matrix(np.ones((2, 2))), {"bounds": (-1, 1)}, "sparse"),
     ],
 )
@@ -294,5 +294,6 @@ def test_a_copy_reads_its_own_rows_and_no_address_of_the_original(copied, form):
             np.concatenate([block.norm for block in one.blocks(features)]) for one in (other, original)
         )
         assert np.array_equal(found, expected)
-    own, theirs = (one.raw(features).stored.addresses for one in (table, copied(table)))
-    assert (own == theirs) == (copied is copy.copy)
+    own, theirs = (one.raw(features).stored for one in (table, copied(table)))
+    anew = own.order is not None  # sparse rows, which kernels read in a layout of our own
+    assert (own.addresses == theirs.addresses) == (copied is copy.copy and not anew)

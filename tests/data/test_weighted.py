@@ -57,7 +57,7 @@ def test_shares_beyond_one_are_clamped_and_others_count_as_nothing():
     assert ClipNorm(0.1).norm() >= LinearGradient(logistic, Features(1)).bounded_sum(
         table.take(slice(0, 1)), np.zeros(2), ClipNorm(0.1)
     ).max(initial=0)
-    with pytest.raises(InvalidValue, match="one weight a row"):
+    with pytest.raises(InvalidValue, match="one weight per row"):
         WeightedTable(Table(np.ones((2, 1))), np.ones(3))
 
 
@@ -103,5 +103,5 @@ def test_sparse_rows_are_left_where_they_are():
 
 def test_rows_that_are_mapped_are_refused():
     for table in (Table(np.ones((2, 1)), np.ones(2), unit=True), Table(np.ones((2, 1)), bounds=(0, 2))):
-        with pytest.raises(Unsupported, match="as they are"):
+        with pytest.raises(Unsupported, match="without bounds or scaling"):
             next(placed(table))

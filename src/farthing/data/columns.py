@@ -1,10 +1,10 @@
 """Declare the columns of a table: numbers in bounds, values of a vocabulary, dates in a range.
 
-Every declaration is a public rule for one cell, so encoding a record depends on that record alone. A cell
-that does not fit is never refused or counted, which would tell of a record without a charge: a number or a
-date beyond its bounds is clipped, a value outside the vocabulary is encoded as zeros (or "other", where that
-is declared), and a missing number makes the record count as nothing (or takes the place that ``missing``
-declares, with an indicator).
+Every declaration is a public rule for one cell, so the encoding of a record depends on that record alone. A
+cell that does not fit is never refused or counted, which would reveal a record without a charge: a number or
+a date beyond its bounds is clipped, a value outside the vocabulary is encoded as zeros (or "other", if that
+is declared), and a missing number makes the record count as zero (or is replaced by the declared ``missing``,
+with an indicator).
 """
 
 import math
@@ -21,13 +21,12 @@ from scipy import sparse
 from farthing.data import notation
 from farthing.errors import InvalidValue
 from farthing.queries import arrays
-from farthing.validate import finite
+from farthing.validate import APART, finite, interval
 
 _EPOCH = date(1970, 1, 1).toordinal()
 _BOOLEANS = ("true", "false", "yes", "no")
 _WORD = 2**64
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
-_NO_NUMBERS = (complex, np.complexfloating, np.datetime64, np.timedelta64, np.ndarray)  # `float` takes some
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Numeric:
     """A column of numbers with public bounds, which become [0, 1].
 
     Values beyond the bounds are clipped. A cell that is not a finite number becomes NaN, and its record
-    contributes nothing (`farthing.data.tables.Table`): an error would reveal a record without a charge.
+    counts as zero (`farthing.data.tables.Table`): an error would reveal a record without a charge.
 
     Parameters
     ----------
@@ -44,8 +43,8 @@ class Numeric:
     low, high : float
         The public bounds, low below high.
     missing : float, optional
-        A public number between the bounds that replaces a cell without one. A second feature then says which
-        cells were replaced.
+        A public number between the bounds that replaces missing cells. A second feature then indicates the
+        replaced cells.
 
     Examples
     --------
@@ -64,10 +63,8 @@ class Numeric:
         low, high = (
             finite(**{f"{name} of column {self.name!r}": getattr(self, name)}) for name in ("low", "high")
         )
-        if not 0 < high - low < math.inf:
-            raise InvalidValue(
-                f"column {self.name!r}: low must be below high, got {self.low!r}, {self.high!r}"
-            )
+        if not interval(low, high):
+            raise InvalidValue(f"column {self.name!r} must have {APART}, got {self.low!r}, {self.high!r}")
         if self.missing is not None:
             between = finite(**{f"missing of column {self.name!r}": self.missing})
             if not low <= between <= high:
@@ -81,7 +78,7 @@ class Numeric:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Return the feature that this column becomes, and its indicator where ``missing`` is declared."""
+        """Return the names of the feature and, if ``missing`` is declared, of its indicator."""
         return (self.name,) if self.missing is None else (self.name, f"{self.name}=missing")
 
     def encode(self, values: ArrayLike, out: NDArray[np.float64]) -> None:
@@ -103,7 +100,7 @@ class Numeric:
         return self.missing is not None or bool(np.isfinite(numbers(self.name, values)).all())
 
     def holds(self, values: ArrayLike) -> bool:
-        """Return whether every value is a number between the bounds, or may be missing and is."""
+        """Return whether every value is a number between the bounds, or is missing where that is allowed."""
         found = numbers(self.name, values)
         inside = (found >= self.low) & (found <= self.high)
         return bool((inside if self.missing is None else inside | ~np.isfinite(found)).all())
@@ -111,16 +108,17 @@ class Numeric:
 
 @dataclass(frozen=True)
 class Unbounded:
-    """A column of numbers whose bounds nobody declares: a training buys them from its budget.
+    """A column of numbers without declared bounds: training buys them from its budget.
 
-    It is encoded as it stands, NaN for a cell that is not a number. A trained model has bounds in its place.
+    It is encoded unchanged, with NaN for a cell that is not a number. A trained model has bounds in its
+    place.
 
     Parameters
     ----------
     name : str
         The column's name in the table.
     bounds : str, default "private"
-        That word.
+        Always "private".
 
     Examples
     --------
@@ -143,7 +141,7 @@ class Unbounded:
         return (self.name,)
 
     def encode(self, values: ArrayLike, out: NDArray[np.float64]) -> None:
-        """Write the numbers as they stand into `out`, of shape (rows, 1)."""
+        """Write the numbers unchanged into `out`, of shape (rows, 1)."""
         found = numbers(self.name, values)
         out[:, 0] = np.where(np.isfinite(found), found, np.nan)
 
@@ -165,10 +163,10 @@ class Date:
     first, last : str
         The range, as ``YYYY-MM-DD``, first before last.
     missing : str, optional
-        A public date in the range that replaces a cell without one; a second feature says where.
+        A public date in the range that replaces missing cells; a second feature indicates them.
     format : str, optional
-        How dates are written, in the letters of `datetime.strptime`. By default ``YYYY-MM-DD``, of which a
-        time after it is cut off.
+        The format of dates, as for `datetime.strptime`. By default ``YYYY-MM-DD``; a time after it is
+        ignored.
 
     Examples
     --------
@@ -196,7 +194,7 @@ class Date:
             )
         if self.format is not None and "%" not in self.format:
             raise InvalidValue(
-                f"format of column {self.name!r} must be one of dates, as '%d.%m.%Y', got {self.format!r}"
+                f"format of column {self.name!r} must be a date format like '%d.%m.%Y', got {self.format!r}"
             )
         _ = self._numeric
 
@@ -213,11 +211,11 @@ class Date:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Return the feature that this column becomes, and its indicator where ``missing`` is declared."""
+        """Return the names of the feature and, if ``missing`` is declared, of its indicator."""
         return self._numeric.feature_names
 
     def days(self, values: ArrayLike) -> NDArray[np.float64]:
-        """Return days since 1970, NaN for a cell that is no date."""
+        """Return days since 1970, NaN for a cell that is not a date."""
         raw = arrays.column(values, f"column {self.name!r}")
         if raw.dtype.kind == "M":
             whole = raw.astype("datetime64[D]")
@@ -233,7 +231,7 @@ class Date:
         return self._numeric.known(self.days(values))
 
     def holds(self, values: ArrayLike) -> bool:
-        """Return whether every value is a date in the range, or may be missing and is."""
+        """Return whether every value is a date in the range, or is missing where that is allowed."""
         return self._numeric.holds(self.days(values))
 
 
@@ -248,13 +246,13 @@ class Categorical:
     values : tuple of str
         The vocabulary. A value outside it encodes as all zeros.
     other : bool, default False
-        Whether values outside the vocabulary have a feature of their own instead.
+        Whether values outside the vocabulary have their own feature instead.
 
     Notes
     -----
     Numbers, booleans and dates count as their text (1 and 1.0 as "1", true as "true" or "True", a day as
-    "2000-01-31"). Capitals of true, false, yes and no do not count, nor do spaces around a text. So the same
-    vocabulary serves CSV files, Parquet files, lists and arrays.
+    "2000-01-31"). The case of true, false, yes and no is ignored, and so are spaces around a text. So the
+    same vocabulary works for CSV files, Parquet files, lists and arrays.
 
     Examples
     --------
@@ -275,12 +273,12 @@ class Categorical:
             raise InvalidValue(f"other of column {self.name!r} must be true or false, got {self.other!r}")
         if self.other and "other" in self.values:
             raise InvalidValue(
-                f"column {self.name!r} lists 'other' already: leave other=True out, or the value"
+                f"column {self.name!r} lists 'other' already: leave out other=True or that value"
             )
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Return one feature for each value of the vocabulary, in its order, and one for others if asked."""
+        """Return one feature per value of the vocabulary, in its order, and one for others if declared."""
         names = (*self.values, "other") if self.other else self.values
         return tuple(f"{self.name}={value}" for value in names)
 
@@ -289,12 +287,12 @@ class Categorical:
         return {value: code for code, value in enumerate(self.values)}
 
     def codes(self, values: ArrayLike) -> NDArray[np.int64]:
-        """Return the position of each value in the vocabulary, -1 where it is not in it."""
+        """Return the position of each value in the vocabulary, -1 if it is not listed."""
         position = self._position
         cells = _cells(arrays.column(values, f"column {self.name!r}"))
         try:
             found = list(map(position.get, cells, repeat(-1)))
-        except Exception:  # a cell that cannot be looked up, as numpy's interval of no unit
+        except Exception:  # not hashable, such as numpy's timedelta without a unit
             found = [position.get(cell, -1) if isinstance(cell, str) else -1 for cell in cells]
         codes = np.array(found, dtype=np.int64)
         for place in np.flatnonzero(codes < 0):
@@ -324,7 +322,7 @@ Column = Numeric | Categorical | Date | Unbounded
 
 
 def _cells(values: NDArray[Any]) -> list[Any]:
-    """Return cells as Python objects, whole numbers as text."""
+    """Return cells as Python objects, integers as text."""
     if values.dtype.kind in "iu":
         return list(values.astype(np.str_).tolist())
     if values.dtype.kind == "M":
@@ -333,7 +331,7 @@ def _cells(values: NDArray[Any]) -> list[Any]:
 
 
 def spelt(cell: Any) -> tuple[str, ...]:
-    """Return the ways in which a value may be written in a vocabulary, by a rule for one cell.
+    """Return the spellings of a value in a vocabulary, by a rule for one cell.
 
     >>> spelt(1.0), spelt(1.5), spelt(" True"), spelt(date(2000, 1, 31)), spelt(None)
     (('1',), ('1.5',), ('True', 'true', 'True'), ('2000-01-31',), ())
@@ -358,7 +356,7 @@ def spelt(cell: Any) -> tuple[str, ...]:
 
 
 def _digits(number: float) -> str:
-    """Return a number as it is written, whole ones without a fraction; nothing for what is not finite."""
+    """Return a number as text, integers without a fraction; empty if it is not finite."""
     try:
         return str(int(number)) if number == int(number) else str(number)
     except (ValueError, OverflowError):  # not finite, or thousands of digits
@@ -368,8 +366,8 @@ def _digits(number: float) -> str:
 def numbers(name: str, values: ArrayLike) -> NDArray[np.float64]:
     """Return numbers, NaN for a cell that is not one; refuse a column whose type is not numeric.
 
-    The rule is one for each cell (of text, that of `farthing.data.notation`): a list, an array of objects and
-    a typed array of the same values give the same numbers.
+    The rule is per cell (for text, that of `farthing.data.notation`): a list, an array of objects and a typed
+    array of the same values give the same numbers.
     """
     raw = arrays.column(values, f"column {name!r}")
     # A date or a complex number would be cast to a float silently.
@@ -377,27 +375,22 @@ def numbers(name: str, values: ArrayLike) -> NDArray[np.float64]:
         hint = ": declare first and last in place of low and high" if raw.dtype.kind == "M" else ""
         raise InvalidValue(f"column {name!r} must hold numbers, got {raw.dtype.type.__name__}{hint}")
     if raw.dtype.kind in "biuf":
-        with np.errstate(over="ignore"):  # of a wider float: a warning would tell that there is one
+        with np.errstate(over="ignore"):  # a warning about a long double would reveal it
             return np.asarray(raw, dtype=np.float64)
     cells = raw.tolist()
     try:
-        if _PLAIN.issuperset(map(type, cells)):  # of these numpy makes what `_number` does
+        if _PLAIN.issuperset(map(type, cells)):  # numpy converts these types like `_number`
             return raw.astype(object).astype(np.float64)
-    except Exception:  # the message must not tell which cell, or its content
+    except Exception:  # the message must not name the cell or its content
         pass
     return np.array([_number(cell) for cell in cells], dtype=np.float64)
 
 
 def _number(cell: Any) -> float:
-    try:
-        if isinstance(cell, str):
-            return notation.number(cell)
-        return math.nan if isinstance(cell, _NO_NUMBERS) else float(cell)
-    except Exception:
-        return math.nan
+    return notation.number(cell) if isinstance(cell, str) else arrays.number(cell)
 
 
-@lru_cache(2**16)  # `strptime` is slow, and a table has few days
+@lru_cache(2**16)  # `strptime` is slow, and a table has few distinct days
 def _parsed(text: str, format: str | None) -> float:
     try:
         if format is None:
@@ -408,7 +401,7 @@ def _parsed(text: str, format: str | None) -> float:
 
 
 def _day(cell: Any, format: str | None) -> float:
-    """Return the days from 1970 to a date, NaN for what is none."""
+    """Return the days from 1970 to a date, NaN if it is not a date."""
     if isinstance(cell, np.datetime64):
         return math.nan if np.isnat(cell) else float(cell.astype("datetime64[D]").astype(np.int64))
     if isinstance(cell, date):
@@ -419,20 +412,20 @@ def _day(cell: Any, format: str | None) -> float:
 def _ordinal(day: date) -> float:
     try:
         return float(day.toordinal() - _EPOCH)
-    except Exception:  # the missing date of pandas
+    except Exception:  # pandas.NaT
         return math.nan
 
 
 def limits(bounds: Any, X: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return public bounds as one number per feature each; refuse bounds that are not finite and ordered."""
+    """Return public bounds as one number per feature; refuse bounds that are not finite and ordered."""
     try:
         low, high = (np.broadcast_to(np.asarray(bound, dtype=np.float64), X.shape[1]) for bound in bounds)
     except (TypeError, ValueError):
         raise InvalidValue(
-            f"bounds must be (low, high), numbers or one a feature ({X.shape[1]}), got {bounds!r}"
+            f"bounds must be (low, high), numbers or one per feature ({X.shape[1]}), got {bounds!r}"
         ) from None
-    if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
-        raise InvalidValue(f"bounds must be finite with low < high in every feature, got {bounds!r}")
+    if not interval(low, high).all():
+        raise InvalidValue(f"bounds must be finite, in every feature {APART}, got {bounds!r}")
     if sparse.issparse(X) and np.any(low):
         raise InvalidValue("the lower bounds of a sparse table must be 0, the value that is not stored")
     return low, high

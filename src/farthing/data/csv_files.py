@@ -124,7 +124,7 @@ class Csv:
             )
         validate.count(**{"the line of the header": self.header_line})
         try:
-            b"a".decode(self.encoding or "utf-8")
+            "a".encode(self.encoding or "utf-8")
         except (LookupError, ValueError):
             raise InvalidValue(
                 f"the encoding must be one of text, such as cp1252 or utf-16, got {self.encoding!r}"

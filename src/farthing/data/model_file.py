@@ -133,9 +133,13 @@ class Model:
                 kind = str(found["kind"]) if "kind" in found else "scores"
                 more = cls._more(found, schema.width)
         except FileNotFoundError:
-            raise InvalidValue(f"MODEL must be a file that train wrote, there is no {str(path)!r}") from None
+            raise InvalidValue(
+                f"there is no model {str(path)!r}: MODEL must be a folder or file that train wrote"
+            ) from None
         except (OSError, ValueError, LookupError, TypeError, AttributeError, zipfile.BadZipFile, EOFError):
-            raise InvalidValue(f"MODEL must be a file that train wrote, {str(path)!r} is not one") from None
+            raise InvalidValue(
+                f"{str(path)!r} is not a model: MODEL must be a folder or file that train wrote"
+            ) from None
         labels = len(schema.target.values) if isinstance(schema.target, Categorical) else 0
         outputs = labels if labels > 2 else 1
         if coef.shape != (outputs, schema.width) or intercept.shape != (outputs,):

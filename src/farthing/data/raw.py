@@ -27,23 +27,28 @@ Factors = tuple[Array | None, Array | None, Array]  # for each row: g and h (Non
 _DENSE = {"d": "f8", "f": "f4", "B": "u1", "?": "u1"}  # kernels by numpy's type codes
 _KEPT = 2**22  # rows of a table in a file beside which numbers are kept in memory
 _MARGINS = 2**14  # products that are kept at a time
+_SLICED = 2**27  # stored numbers of sparse tables that may have a copy
 _LANES, _BLOCK = 8, 64  # of kernels: numbers of a vector at most, and rows whose outer products are added up
 
 
 class Stored(NamedTuple):
     """Rows in memory: the kernel that reads them, addresses, shape, and targets in float64.
 
-    ``stride`` is counted in numbers. Of sparse rows (``kind`` "csr") the addresses are those of values,
-    columns and starts. The table keeps the arrays alive.
+    ``stride`` is counted in numbers. The table keeps the arrays alive. Of sparse rows (``kind`` "csr") the
+    addresses are those of values, columns and starts, and ``stride`` is how many rows lie side by side; these
+    and their targets are in an ``order`` of their own.
     """
 
     kind: str
-    addresses: tuple[int, ...]
+    addresses: tuple[Any, ...]
     rows: int
     width: int
     stride: int
     y: Array | None
     filed: bool = False  # whether they lie in a file
+    order: NDArray[np.int64] | None = None  # which row each is; None where all are at their places
+    kept: tuple[NDArray[Any], ...] = ()  # arrays of our own that addresses point to
+    laid: dict[Any, Factors] | None = None  # the last factors in this order
 
     def measured(self, gauge: "Gauge", blank: NDArray[np.bool_] | None) -> tuple[Array | None, Array] | None:
         """Return h (None where all are 1) and |z| of every row; None without a kernel.
@@ -52,6 +57,8 @@ class Stored(NamedTuple):
         """
         if not self.rows:  # as before every charge
             return None, np.empty(0)
+        if blank is not None and self.order is not None:
+            blank = blank[self.order]
         found = native.kernels(self.rows * self.width)
         if found is None:
             return None
@@ -67,7 +74,15 @@ class Stored(NamedTuple):
             shrink = scratch(self.rows, self.filed)
             run()
         del kept  # what the addresses among the arguments point to
-        return shrink, norm
+        return None if shrink is None else self._back(shrink), self._back(norm)
+
+    def _back(self, values: Array) -> Array:
+        """Return numbers of rows in the table's own order."""
+        if self.order is None:
+            return values
+        found = np.empty_like(values)
+        found[self.order] = values
+        return found
 
     def _gauged(self, gauge: "Gauge") -> tuple[str, tuple[Any, ...], Any]:
         """Return the kernel that measures these rows, its first arguments, and arrays to keep meanwhile."""
@@ -75,7 +90,7 @@ class Stored(NamedTuple):
         if self.kind == "csr":
             kept = 2 * centre, np.square(scale)
             base = gauge.base + float(kept[1] @ np.square(centre))
-            return "measure_csr", (*self.addresses, self.rows, *map(native.pointer, kept), base), kept
+            return "measure_csr", (*self.some(slice(0, self.rows)), *map(native.pointer, kept), base), kept
         rows = *self.addresses, self.stride, self.rows, self.width
         if scale.ndim == 1:
             pointers = native.pointer(centre), native.pointer(scale)
@@ -88,11 +103,24 @@ class Stored(NamedTuple):
         before = *rows, *ends[:3], matrix.shape[1], int(upper), ends[3], gauge.base
         return "mixed_" + self.kind, before, arrays
 
-    def at(self, start: int) -> tuple[int, ...]:
-        """Return the addresses of the rows from ``start`` on."""
+    def in_order(self, key: Any, factors: Factors) -> Factors:
+        """Return the factors of all rows in the order in which these are stored, kept under a key."""
+        if self.order is None or self.laid is None:
+            return factors
+        found = self.laid.get(key)
+        if found is None:
+            unit, shrink = (None if each is None else each[self.order] for each in factors[:2])
+            found = unit, shrink, factors[2][self.order]
+            self.laid.clear()
+            self.laid[key] = found
+        return found
+
+    def some(self, part: slice) -> tuple[Any, ...]:
+        """Return some rows as kernels take them; of sparse rows, those of whole slices."""
         if self.kind == "csr":
-            return *self.addresses[:2], self.addresses[2] + 4 * start
-        return (self.addresses[0] + start * self.stride * int(self.kind[1]),)
+            return *self.addresses, self.stride, part.start, part.stop
+        address = self.addresses[0] + part.start * self.stride * int(self.kind[1])
+        return address, self.stride, part.stop - part.start, self.width
 
 
 class Gauge(NamedTuple):
@@ -123,7 +151,7 @@ class KernelLoss(NamedTuple):
 class Raw(NamedTuple):
     """Stored rows, all or at some positions, with the factors of their z (`farthing.data.tables.Features`).
 
-    Targets and factors are those of all rows.
+    Targets and factors are those of all rows, in the order in which they are stored.
     """
 
     stored: Stored
@@ -137,18 +165,20 @@ class Raw(NamedTuple):
         if found is None or rows.y is None or self.places is not None or u.ndim != 1 or u.dtype != np.float64:
             return None
         u, total, whole = np.ascontiguousarray(u), np.empty(3), Sum(self.number)
-        products, most = np.empty(_MARGINS), min(_MARGINS, whole.rows)
+        products, most = np.empty(_MARGINS), min(_MARGINS, whole.rows) // _LANES * _LANES
         for part in slices(self.number, most):
-            given, y, count = self._part(part), rows.y[part], part.stop - part.start
-            found["products_" + rows.kind](
-                *(given[:-3] if rows.kind == "csr" else given[:-2]),
-                *(native.pointer(u), native.pointer(products)),
-            )
+            found["products_" + rows.kind](*rows.some(part), native.pointer(u), native.pointer(products))
+            mine = (None if each is None else each[part] for each in (rows.y, *self.factors[:2]))
             found["stretch"](
-                *(native.pointer(products), count, float(constant), native.pointer(y), *given[-2:]),
+                *(
+                    native.pointer(products),
+                    part.stop - part.start,
+                    float(constant),
+                    *map(native.pointer, mine),
+                ),
                 *(loss.number, loss.width, loss.clip, 2 * _MARGINS, native.pointer(total)),
             )
-            whole.add(total[0] + total[1], count)
+            whole.add(total[0] + total[1], part.stop - part.start)
         return float(whole.value)
 
     def moments(
@@ -198,7 +228,7 @@ class Raw(NamedTuple):
         kernel = found["powers_" + self.stored.kind]
 
         def sums() -> Iterator[tuple[Array, int]]:
-            for part in slices(self.number, rows):
+            for part in slices(self.number, rows // _LANES * _LANES):
                 total, ends = np.zeros(2 * d), (native.pointer(centre), native.pointer(scale), float(clip))
                 kernel(*self._part(part), *(ends[1:2] if csr else ends), native.pointer(total))
                 yield total, part.stop - part.start
@@ -207,10 +237,10 @@ class Raw(NamedTuple):
 
     def _part(self, part: slice) -> tuple[Any, ...]:
         """Return some rows and their factors g and h as kernels of sums take them."""
-        rows, count = self.stored, part.stop - part.start
-        shape = (count, rows.width) if rows.kind == "csr" else (rows.stride, count, rows.width)
+        if self.stored.kind == "csr":
+            return *self.stored.some(part), self.stored.width, *map(native.pointer, self.factors[:2])
         factors = (None if each is None else native.pointer(each[part]) for each in self.factors[:2])
-        return *rows.at(part.start), *shape, *factors
+        return *self.stored.some(part), *factors
 
     def gradient(self, u: Array, constant: Any, loss: KernelLoss, chain: int) -> Array | None:
         """Return Σ v x, Σ v and Σ min(size / 2 rms, 1)² - 1/2, end to end; None where no kernel sums them.
@@ -227,7 +257,7 @@ class Raw(NamedTuple):
         u, total = np.ascontiguousarray(u), np.empty((3, len(u) + 2))
         at = (rows.rows, rows.stride, native.pointer(self.places), self.number, len(u))
         done = found["gradient_" + rows.kind](
-            *(*rows.addresses, *((self.number, len(u)) if rows.kind == "csr" else at)),
+            *((*rows.some(slice(0, self.number)), len(u)) if rows.kind == "csr" else (*rows.addresses, *at)),
             *(native.pointer(u), constant, native.pointer(rows.y), native.pointer(norm)),
             *(native.pointer(unit), native.pointer(shrink), *loss, chain, native.pointer(total)),
         )
@@ -360,4 +390,24 @@ def _compressed(X: Any, y: Array | None) -> Stored | None:
     ascends[ends[(ends > 0) & (ends < len(X.indices))] - 1] = True  # a new row begins anywhere
     if not ascends.all() or X.indices.min() < 0 or X.indices.max() >= X.shape[1]:
         return None
-    return Stored("csr", tuple(array.ctypes.data for array in arrays), X.shape[0], X.shape[1], 0, y)
+    addresses = tuple(array.ctypes.data for array in arrays)
+    return _sliced(Stored("csr", addresses, X.shape[0], X.shape[1], 1, y), lengths)
+
+
+def _sliced(rows: Stored, lengths: NDArray[np.int32]) -> Stored:
+    """Return sparse rows by eight of like length, side by side: loops over them end together.
+
+    Without kernels, and where there are too many for a copy, they stay as they are.
+    """
+    found = native.kernels(int(lengths.sum()))
+    if found is None or lengths.sum() > _SLICED:
+        return rows
+    order = np.argsort(lengths.astype(np.min_scalar_type(lengths.max())), kind="stable")  # radix, of 16 bits
+    tops = lengths[order[np.minimum(np.arange(0, rows.rows, _LANES) + _LANES, rows.rows) - 1]]
+    starts = np.concatenate([[0], np.cumsum(tops)]).astype(np.int32)
+    values, columns = (np.empty(int(starts[-1]) * _LANES, kind) for kind in (np.float64, np.int32))
+    to = (native.pointer(each) for each in (starts, values, columns))
+    found["slice_rows"](*rows.addresses, native.pointer(order), rows.rows, *to)
+    kept, y = (values, columns, starts), None if rows.y is None else rows.y[order]
+    addresses = tuple(each.ctypes.data for each in kept)
+    return rows._replace(addresses=addresses, stride=_LANES, y=y, order=order, kept=kept, laid={})

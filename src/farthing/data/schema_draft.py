@@ -148,6 +148,10 @@ class _Seen:
             said.append("holds few different whole numbers: if they are codes, list them as 'values'")
         if whole and not target and self.records > _MOST_LABELS and len(self.texts) == self.records:
             said.append("differs in all records: if it is an identifier, leave it out")
+        elif whole and not target and _ID.search(column["name"]):
+            said.append(
+                "is named like an identifier: if it says whose record it is, leave it out, see --user"
+            )
         if self.pointed and self.grouped:
             said.append("has points that may separate thousands: then give --decimal , to every command")
         if self.sentinel == self.low:
@@ -177,7 +181,6 @@ class _Seen:
         texts = _folded(self.texts)
         absent = notation.NO_LABEL if target else frozenset[str]()
         common = sorted(text for text, n in texts.items() if n >= FEWEST and text.lower() not in absent)
-        rare = len(texts) > len(common)
         if not common or len(texts) > _COUNTED or len(common) > MOST_VALUES:
             what = "codes that begin with 0" if self.codes and not self.words else "rare texts only"
             what = f"more than {MOST_VALUES} different texts" if len(common) > MOST_VALUES else what
@@ -185,20 +188,20 @@ class _Seen:
         column["values"] = common
         if target and len(common) == 1:
             return column, "has one value only: list the others that are possible"
+        said = []
         if self.numbers and self.words and min(self.numbers, self.words) * 20 > self.records:
-            return column | ({"other": True} if rare and not target else {}), "mixes numbers and texts"
-        if not rare:
-            return column, ""
-        if target:
-            return (
-                column,
-                f"has values of fewer than {FEWEST} records, which are not listed: they count as nothing",
+            said.append("mixes numbers and texts")
+        if len({text.casefold() for text in common}) < len(common):
+            said.append("has values that differ in capitals alone: write them alike, if they mean the same")
+        if any(text.lower() in absent for text in texts):
+            said.append("has cells without a label: their records will count as nothing")
+        if any(n < FEWEST and text.lower() not in absent for text, n in texts.items()):
+            counted = "nothing" if target else "'other'"
+            column |= {} if target else {"other": True}
+            said.append(
+                f"has values of fewer than {FEWEST} records, which are not listed: they count as {counted}"
             )
-        column["other"] = True
-        return (
-            column,
-            f"has values of fewer than {FEWEST} records, which are not listed: they count as 'other'",
-        )
+        return column, "; ".join(said)
 
 
 def draft(

@@ -1,29 +1,27 @@
-"""Choose records by public rules: so many rows a person, and a share that is held out.
+"""Choose records by public rules: a number of rows per person, a held-out share, and partitions.
 
-A rule may look at one person's own records and at nothing else, so that a person who comes or goes changes no
-other record's place: the first ``rows`` rows of each person are kept, and a record (or, where people have
-several, a person) is held out if the hash of its cells says so. A rule by position would move every later
-record when one goes, and no guarantee of what is learnt from the parts would hold. Rows without an identifier
-are left out: if they counted as one person, one of them would decide which of the others is kept. Spaces
-around an identifier do not count.
+A rule may depend on one person's own records only, so that adding or removing a person changes no other
+record's assignment: the first ``rows`` rows of each person are kept, and a record (or, if people have
+several, a person) is held out according to a hash of its cells. A rule by position would shift every later
+record when one is removed, and guarantees for models trained on the parts would not hold. Rows without an
+identifier are left out: if they counted as one person, one of them would decide which of the others are kept.
+Spaces around an identifier are ignored.
 
 >>> split = Split(share=0.5)
 >>> split.sides({"age": np.array(["17", "90", "35"])}, ["age"])[:2]
 (array([False,  True,  True]), array([ True, False, False]))
 
-Records in parts, each summed where it lies: in processes of a Dask cluster, or one after the other.
+`Partitions` holds records in parts that are summed where they are stored: in processes of a Dask cluster, or
+in turn in one process. A query's sum over all records is the sum over parts, so only sums are sent: each part
+adds up its own records' bounded terms, one process adds up the parts, and the ledger there charges, adds
+noise and releases, as for one table. There is one ledger; workers have neither budget nor noise. Sums before
+the noise are as private as the records: the network between workers and ledger must be trusted.
 
-A query's sum over all records is the sum over parts, so only sums travel: each part adds up its own
-records' bounded terms, one process adds up the parts, and the ledger there charges, adds noise and
-releases, as for one table. There is one ledger; workers have neither budget nor noise. Sums before the
-noise are as private as the records: the network between workers and ledger is inside the trusted side.
-
-Rounding. Neighbours differ in one record, so in the sum of one part, whose rounding is that of a table of
-its own (`farthing.noise.summing`); the other parts' sums are the same bits. Sums of parts are added exactly
-(`math.fsum`) and rounded once, by at most 2⁻²³ of a bound for 2³⁰ records: within the slack of the
-mechanisms. So the result does not depend on the order of the parts, and where terms are exact
-(`farthing.statistics`) not on how records are parted: with the same noise the release is the same to the
-last bit as in one process.
+Rounding. Neighbours differ in one record, so in the sum of one part, whose rounding is that of a table
+(`farthing.noise.summing`); the other parts' sums are identical. Sums of parts are added exactly (`math.fsum`)
+and rounded once, by at most 2⁻²³ of a bound for 2³⁰ records: within the slack of the mechanisms. So the
+result does not depend on the order of the parts, and if terms are exact (`farthing.statistics`) it does not
+depend on the partition: with the same noise the release is bitwise the same as in one process.
 
 >>> from farthing.queries.query import Rows
 >>> parts = Partitions([Rows(np.ones((3, 2))), Rows(np.ones((5, 2)))])
@@ -52,25 +50,25 @@ from farthing.queries.samplers import Indices
 
 Mask = NDArray[np.bool_]
 
-_NOBODY = frozenset({"", "nan", "nat", "none", "null"})  # identifiers that are missing, in small letters
-_WORDS = 4  # of 64 bits, that tell people apart
-_PARTS = 128  # files into which many records are parted
-_AT_ONCE = 2**14  # rows that are read from a file at a time
-_MARKED = 2**24  # records whose marks are kept in memory
+_NOBODY = frozenset({"", "nan", "nat", "none", "null"})  # missing identifiers, in lower case
+_WORDS = 4  # 64-bit words of a digest that identifies a person
+_PARTS = 128  # files that many records are divided into
+_AT_ONCE = 2**14  # rows read from a file at a time
+_MARKED = 2**24  # the most records whose marks are kept in memory
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The rule that says which records are learnt from, and which are held out.
+    """The rule that decides which records are used for training, and which are held out.
 
     Parameters
     ----------
     user : str, optional
-        The column that says whose record it is. Rows where it is blank, null or NaN are left out.
+        The column that identifies the person of a record. Rows where it is blank, null or NaN are left out.
     rows : int, default 1
-        How many rows of a person are kept, the first ones; with ``user`` only.
+        The number of rows of a person that are kept, the first ones; with ``user`` only.
     share : float, default 0.0
-        Which share of the records, or of the people, is held out.
+        The share of the records, or of the people, that is held out.
     """
 
     user: str | None = None
@@ -83,9 +81,9 @@ class Split:
             raise InvalidValue(f"the share that is held out must be below 1, got {self.share!r}")
 
     def sides(self, block: Mapping[str, Any], names: Sequence[str]) -> tuple[Mask, Mask, list[bytes]]:
-        """Return which records of a block may be learnt from, which are held out, and whose each is.
+        """Return the training mask, the held-out mask and the person of each record in a block.
 
-        People may still have more than ``rows`` of them: `People` tells the first ones.
+        People may still have more than ``rows`` records: `People` finds the first ones.
         """
         if self.user is None:
             keys = _joined(block, names)
@@ -106,17 +104,18 @@ def _joined(block: Mapping[str, Any], names: Sequence[str]) -> list[bytes]:
 
 
 def _place(key: bytes) -> float:
-    """Return a number in [0, 1) that only the record decides."""
+    """Return a number in [0, 1) that depends on the record only."""
     digest = blake2b(key, digest_size=8, person=b"farthing").digest()
     return int.from_bytes(digest, "big") / 2.0**64
 
 
 class Spool:
-    """Rows of numbers: in memory while they are few, then in a temporary file that nobody else can open.
+    """Rows of numbers, in memory while they are few, then in an unnamed temporary file.
 
-    The file has no name, so it is gone when the process ends. All numbers have one type from the first row:
-    if it followed from how many there are, one record more would move every other by a rounding, and so a sum
-    by far more than its bound. float32 is for features in [0, 1], each rounded by itself within those.
+    The file is deleted when the process ends, and no other process can open it. All numbers have one type
+    from the first row: if it depended on the number of rows, one more record would change the rounding of
+    every other, and so a sum by far more than its bound. float32 is for features in [0, 1], each rounded
+    within this range.
     """
 
     def __init__(self, width: int, dtype: type[np.generic] = np.float64, most: int = 2**26) -> None:
@@ -144,7 +143,7 @@ class Spool:
             self._blocks.pop(0).tofile(self._file)
 
     def read(self, rows: int) -> Iterator[NDArray[Any]]:
-        """Yield all rows, at most so many at a time; no row may be added meanwhile."""
+        """Yield all rows in blocks of at most this size; no row may be added meanwhile."""
         if self._file is None:
             whole = self.value()
             yield from (whole[start : start + rows] for start in range(0, len(whole), rows))
@@ -159,7 +158,7 @@ class Spool:
         return np.frombuffer(content, self._dtype).reshape(rows, self._width)
 
     def keep(self, kept: NDArray[np.bool_]) -> None:
-        """Leave out all rows but those that are kept, in the same file."""
+        """Remove all rows except those that are kept, in the same file."""
         if self._file is None:
             self._blocks = [self.value()[kept]]
             self._bytes = self._blocks[0].nbytes
@@ -175,7 +174,7 @@ class Spool:
         self._file.truncate(end)
 
     def _gathered(self) -> NDArray[Any]:
-        """Return all blocks as one; each is given back when it is copied, so that no second copy is held."""
+        """Return all blocks as one; each is released when it is copied, so that memory is not doubled."""
         if len(self._blocks) == 1:
             return self._blocks[0]
         whole, end = np.empty((len(self), self._width), self._dtype), 0
@@ -186,7 +185,7 @@ class Spool:
         return whole
 
     def close(self) -> None:
-        """Give the file back, if there is one."""
+        """Release the file, if there is one."""
         if self._file is not None:
             self._file.close()
 
@@ -198,20 +197,20 @@ class Spool:
         with self._file as file:  # the memory map keeps it open
             file.flush()
             if not len(self):
-                return np.zeros((0, self._width), self._dtype)  # nothing can be mapped
+                return np.zeros((0, self._width), self._dtype)  # an empty file cannot be mapped
             return np.memmap(file, dtype=self._dtype, mode="r", shape=(len(self), self._width))
 
 
 class People:
-    """Whose records they are, in order, to find the first ones of each person in constant memory.
+    """The owners of records, in order, to find the first records of each person in constant memory.
 
-    A record is remembered as a digest of its identifier and its position. Few are sorted in memory; many are
-    parted by their digests into files, each of which is sorted by itself, so that all records of a person
-    meet. People are told apart by 256 bits of BLAKE2b. That no two of them share a digest is assumed, as it
-    is assumed of the hashes that chain a ledger; so the rule is that of a table with all identifiers in
-    memory, and a person who comes or goes changes no other person's records. (A table of counts in which two
-    people may share a place would not do: it would bound the rows of each, but whether one person's rows are
-    kept would depend on another's, who could move twice as many records as are paid for.)
+    A record is stored as a digest of its identifier and its position. Few records are sorted in memory; many
+    are divided by their digests into files, each of which is sorted by itself, so that all records of a
+    person are in one file. People are identified by 256 bits of BLAKE2b. That no two of them share a digest
+    is assumed, as for the hashes of a ledger; so the rule is that of a table with all identifiers in memory,
+    and adding or removing a person changes no other person's records. (A table of counts in which two people
+    may share an entry would not do: it would bound the rows of each, but one person's rows would depend on
+    another's, who could change twice as many records as are paid for.)
 
     >>> people = People()
     >>> people.add([b"ann", b"bob", b"ann", b"ann", b"bob"])
@@ -231,7 +230,7 @@ class People:
         self._entries.add(np.column_stack([words, places]))
 
     def first(self, rows: int) -> NDArray[np.bool_]:
-        """Return which records are among the first ``rows`` of their person; ask once."""
+        """Return which records are among the first ``rows`` of their person; call it once."""
         found = marks(len(self._entries))
         for entries in self._parted():
             found[_first(entries, rows)] = True
@@ -269,7 +268,7 @@ def _first(entries: NDArray[np.uint64], rows: int) -> NDArray[np.uint64]:
 
 
 def marks(records: int) -> NDArray[np.bool_]:
-    """Return a mark for each record, none set: in a temporary file where they are many."""
+    """Return an unset mark for each record: in a temporary file if there are many."""
     if records <= _MARKED:
         return np.zeros(records, np.bool_)
     with tempfile.TemporaryFile(prefix="farthing-") as file:
@@ -284,7 +283,7 @@ Run = Callable[
 
 
 def one_by_one(function: Callable[..., Any], parts: Sequence[Any], places: Sequence[Any]) -> list[Any]:
-    """Return what a function makes of each part, one after the other in this process."""
+    """Return a function's value for each part, computed in turn in this process."""
     return [function(part, place) for part, place in zip(parts, places, strict=True)]
 
 
@@ -294,9 +293,9 @@ class Partitions:
     Parameters
     ----------
     parts : sequence
-        Records each: a `Table`, `Rows`, or whatever ``run`` hands to a function as such.
+        The records of each part: a `Table`, `Rows`, or anything that ``run`` passes to a function as such.
     run : callable, optional
-        Calls a function with each part and a place; here, one after the other, by default.
+        Calls a function with each part and a position; by default in turn in this process.
     """
 
     def __init__(self, parts: Sequence[Any], run: Run = one_by_one) -> None:
@@ -312,7 +311,7 @@ class Partitions:
 
     @classmethod
     def on(cls, client: Any, futures: Sequence[Any]) -> "Partitions":
-        """Return the parts that Dask futures hold, as of ``client.map(load, files)``, summed by workers.
+        """Return the partitions held by Dask futures, such as ``client.map(load, files)``, summed by workers.
 
         Parameters
         ----------
@@ -339,7 +338,7 @@ class Partitions:
         return sum(len(place) for place in self._places if place is not None)
 
     def take(self, indices: Indices) -> Any:
-        """Return the records at ``indices``; all of them, in the order of the parts, cost nothing."""
+        """Return the records at ``indices``; a full slice, in the order of the parts, makes no copy."""
         if isinstance(indices, slice) and indices == slice(None):
             return self
         places = np.arange(len(self))[indices]
@@ -352,7 +351,7 @@ class Partitions:
         return taken
 
     def summed(self, contribution: Any, w: Any, bound: Any) -> Any:
-        """Return Σ bounded contributions over all parts, added exactly and rounded once."""
+        """Return the sum of bounded contributions over all parts, added exactly and rounded once."""
         sums = self._run(partial(_summed, contribution, w, bound), self._parts, self._places)
         zero = np.asarray(contribution.bounded_sum(self._empty, w, bound))
         found = np.stack([np.asarray(one, dtype=np.float64) - zero for one in sums])
@@ -369,5 +368,5 @@ def _nobody(part: Any, place: Any) -> Any:
 
 
 def _summed(contribution: Any, w: Any, bound: Any, part: Any, place: Integers | None) -> Any:
-    """Return the sum of one part, where it lies."""
+    """Return the sum of one part."""
     return contribution.bounded_sum(part if place is None else part.take(place), w, bound)

@@ -67,9 +67,9 @@ def schema_of(name: str, target: str | None) -> Schema:
         try:
             schema = Schema.from_json(Path(name).read_text(encoding="utf-8-sig"))
         except OSError as error:
-            raise InvalidValue(f"--schema must be a JSON file, {name!r}: {error.strerror or error}") from None
+            raise InvalidValue(f"--schema {name!r} cannot be read: {error.strerror or error}") from None
         except UnicodeDecodeError:
-            raise InvalidValue(f"--schema must be a JSON file, {name!r} is not UTF-8 text") from None
+            raise InvalidValue(f"--schema {name!r} is not a JSON file: it is not UTF-8 text") from None
         except InvalidValue as error:
             raise InvalidValue(f"--schema {name}: {error}") from None
     if target in (None, schema.target.name):
@@ -95,7 +95,7 @@ def declared(bounds: Sequence[str], values: Sequence[str], target: str | None) -
     """
     columns: dict[str, Any] = {column.name: column for column in declared_columns(bounds, values)}
     if target is None:
-        raise InvalidValue("--bounds and --values need --target, which of the columns to predict")
+        raise InvalidValue("--bounds and --values need --target, the column to predict")
     if target not in columns:
         raise InvalidValue(
             f"--target must be declared as well, by --bounds {target}=LOW:HIGH or --values {target}=A,B"

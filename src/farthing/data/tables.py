@@ -1,10 +1,10 @@
 """Hold private rows in tables that linear models read in blocks, without a copy of the whole.
 
 `Table` holds the records of a ledger. Features of any real type (float64, float32, integers, a memory-mapped
-file, a sparse matrix) stay as they are in memory; a block is converted to float64 when it is read, so that
+file, a sparse matrix) stay unchanged in memory; a block is converted to float64 when it is read, so that
 margins, norms and sums are safe for any input. `Features` is the public map z = h [A (x - c); b] of a row x
-that a method works in: centre c, scales or matrix A, constant b for the intercept, and h, which shrinks a row
-to ``radius``. z is not materialised: products with z are computed from products with x.
+that a method uses: centre c, scales or matrix A, constant b for the intercept, and h, which shrinks a row to
+``radius``. z is not materialised: products with z are computed from products with x.
 
 >>> table = Table(np.array([[3.0, 4.0], [0.0, 0.5]]), np.array([1.0, 0.0]))
 >>> features = Features(2, intercept=0.0, radius=1.0)
@@ -32,13 +32,13 @@ from farthing.queries.samplers import Indices
 Array = NDArray[np.float64]
 Parts = list[tuple[Array, Array]]  # sums of v x and of v
 
-_BLOCK = 2**17  # entries of a block: one megabyte of float64, so that both products find it in the cache
+_BLOCK = 2**17  # entries of a block: one megabyte of float64, which stays in the cache for both products
 _SPARSE_BLOCK = 2**25  # entries of a sparse block, zeros included
-_FEWEST_ROWS = 64
-_LEAST = 2.0**-400  # of a norm: squares of less vanish, and residuals of numbers may be as large as 2¹⁰²⁴
-_REMEMBERED = 2**22  # rows whose factors are kept between passes where no kernel measures them
+_FEWEST_ROWS, _MOST = 64, np.finfo(np.float64).max
+_LEAST = 2.0**-400  # least norm: smaller squares underflow, and residuals may be as large as 2¹⁰²⁴
+_REMEMBERED = 2**22  # the most rows whose factors are cached where no kernel measures them
 _SPREAD = 2.0**8  # the factor by which terms of Σ v x may exceed those of Σ v z
-_SHORTEST = 2**7  # roundings that a sum of such terms needs; where there are fewer, z is materialised
+_SHORTEST = 2**7  # roundings that a sum of such terms needs; with fewer, z is materialised
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,13 +50,13 @@ class Features:
     width : int
         The number of features of x.
     centre : float or array, default 0.0
-        c, one number or one a feature.
+        c, one number or one per feature.
     scale : float or array, default 1.0
-        The diagonal of A (one number, or one a feature), or A itself, a square matrix.
+        The diagonal of A (one number, or one per feature), or A itself, a square matrix.
     intercept : float, default 1.0
-        b, a constant that is appended; 0 appends none.
+        b, a constant that is appended; none if 0.
     radius : float, optional
-        Longer z are shrunk to this norm (h < 1). None shrinks none.
+        Longer z are shrunk to this norm (h < 1). None shrinks no row.
 
     Examples
     --------
@@ -79,7 +79,8 @@ class Features:
         if self.radius is not None:
             validate.positive(radius=self.radius)
         for name, shapes in (("centre", [(), (d,)]), ("scale", [(), (d,), (d, d)])):
-            value = np.asarray(getattr(self, name), dtype=np.float64)
+            said = f"{name} must be a number, or one a feature, got {getattr(self, name)!r}"
+            value = arrays.attempt(lambda name=name: np.asarray(getattr(self, name), np.float64), said=said)
             if value.shape not in shapes or not np.isfinite(value).all():
                 raise InvalidValue(f"{name} must be finite, of a shape in {shapes}, got shape {value.shape}")
             object.__setattr__(self, name, value if value.ndim == 2 else np.broadcast_to(value, d))
@@ -87,8 +88,8 @@ class Features:
         plain = diagonal and not np.any(self.centre) and bool(np.all(self.scale == 1))
         object.__setattr__(self, "plain", plain)
         across = 1.0 if diagonal else float(np.linalg.norm(np.asarray(self.scale), 2))
-        object.__setattr__(self, "across", across)  # once: blocks ask for it again and again
-        spread = _SPREAD if diagonal else 2 * _SPREAD  # half of the roundings are for products with A
+        object.__setattr__(self, "across", across)  # computed once: every block needs it
+        spread = _SPREAD if diagonal else 2 * _SPREAD  # half of the roundings are left for products with A
         object.__setattr__(self, "spread", 1.0 if diagonal and not np.any(self.centre) else spread)
 
     @property
@@ -99,7 +100,7 @@ class Features:
     def unfold(self, w: Array) -> tuple[Array, Array]:
         """Return weights u and constant on x for weights ``w`` on z, unshrunk: z·w = x·u + constant."""
         if len(w) != self.size:
-            raise InvalidValue(f"w must have one row a coordinate of z, {self.size}, got {len(w)}")
+            raise InvalidValue(f"w must have one row per coordinate of z, {self.size}, got {len(w)}")
         if self.plain:
             u = w[: self.width]
             return u, self.intercept * w[-1] if self.intercept else np.zeros(w.shape[1:])
@@ -108,14 +109,14 @@ class Features:
         return u, constant - self.centre @ u
 
     def gather(self, total: Array, weight: Array, records: int) -> Array:
-        """Return Σ v z from Σ v x and Σ v of so many records, one column per output."""
+        """Return Σ v z from Σ v x and Σ v of this many records, one column per output."""
         mapped = total
         if not self.plain:
             mapped = self._mapped(total - np.multiply.outer(self.centre, weight), records)
         return np.concatenate([mapped, (self.intercept * weight)[None]]) if self.intercept else mapped
 
     def rows(self, x: Any, unit: Array | None) -> Array:
-        """Return [A (g x - c); b], materialised: for one block at a time."""
+        """Return [A (g x - c); b] materialised, for one block at a time."""
         dense = _rowwise(x.toarray() if sparse.issparse(x) else x, unit)
         if np.any(self.centre):
             dense = dense - self.centre
@@ -167,13 +168,13 @@ class Features:
 
     @property
     def cancels(self) -> tuple[float, float]:
-        """Return |A c| (|c|, where A is a matrix), and the factor of `at_least`; 0 where nothing cancels."""
+        """Return |A c| (|c| if A is a matrix), and the factor of `at_least`; 0 if nothing cancels."""
         scale = 1.0 if np.ndim(self.scale) == 2 else np.asarray(self.scale)
         length = float(np.linalg.norm(np.asarray(self.centre) * scale))
         return length, 0.0 if self.spread == 1 else self.across / _SPREAD
 
     def _mapped(self, columns: Array, records: int) -> Array:
-        """Return A times sums over so many records; a matrix A in parts with few roundings."""
+        """Return A times sums over this many records; a matrix A in parts with few roundings."""
         if np.ndim(self.scale) == 1:
             return _apply(self.scale, columns)
         total = summing.Sum(records, columns.shape, spread=self.spread)
@@ -184,7 +185,7 @@ class Features:
 
 
 def _apply(scale: Any, columns: Array) -> Array:
-    """Return A times columns, A being a matrix or its diagonal."""
+    """Return A times columns, where A is a matrix or its diagonal."""
     if np.ndim(scale) == 2:
         return np.asarray(scale @ columns)
     return np.asarray(columns * (scale if columns.ndim == 1 else scale[:, None]))
@@ -193,8 +194,8 @@ def _apply(scale: Any, columns: Array) -> Array:
 class Block(NamedTuple):
     """Some rows of a table: x in float64, targets, and the factors of z = h [A (g x - c); b].
 
-    ``unit`` is g, ``shrink`` is h and ``norm`` is |z|, one number a row; None where all are 1. Of a
-    `farthing.data.weighted.WeightedTable`, ``weight`` is each record's share of the largest weight.
+    ``unit`` is g, ``shrink`` is h and ``norm`` is |z|, one number per row; None if all are 1. In a
+    `farthing.data.weighted.WeightedTable`, ``weight`` is each record's fraction of the largest weight.
     """
 
     x: Any
@@ -211,7 +212,7 @@ class Block(NamedTuple):
         return _rowwise(inner, self.shrink)
 
     def weighted(self, v: Array, rows: int) -> Parts:
-        """Return Σ v x and Σ v of at most so many rows each, which `Features.gather` turns into Σ v z."""
+        """Return Σ v x and Σ v of at most this many rows each, which `Features.gather` turns into Σ v z."""
         v = _rowwise(v, self.shrink)
         scaled = _rowwise(v, self.unit)
         if len(v) <= rows:
@@ -220,12 +221,12 @@ class Block(NamedTuple):
         return [(_part(self.x, place).T @ scaled[place], v[place].sum(axis=0)) for place in places]
 
     def rows(self, features: Features) -> Array:
-        """Return the rows z, materialised."""
+        """Return the materialised rows z."""
         return _rowwise(features.rows(self.x, self.unit), self.shrink)
 
 
 def _part(x: Any, place: slice) -> Any:
-    """Return some rows of a table; those of a sparse one are a view (its own slices are copies)."""
+    """Return some rows of a table; for a sparse one a view, as its slices are copies."""
     if not (sparse.issparse(x) and x.format == "csr"):
         return x[place]
     ends = x.indptr[place.start : place.stop + 1]
@@ -237,8 +238,8 @@ def _part(x: Any, place: slice) -> Any:
 class Weighted:
     """A running sum Σ v z over the blocks of a table, kept as Σ v x and Σ v while rounding allows.
 
-    Where z is centred or mixed, terms v x may exceed v z by `Features.spread`; a table too long for that has
-    its z materialised.
+    If z is centred or mixed, terms v x may exceed v z by `Features.spread`; for a table too long for that, z
+    is materialised.
     """
 
     def __init__(self, records: int, features: Features, columns: tuple[int, ...] = ()) -> None:
@@ -254,7 +255,7 @@ class Weighted:
         if self._long:
             self._total.add(block.rows(self._features).T @ v, len(v))
             return
-        rows = self._total.rows // 2  # so that parts need not be added to the total one by one
+        rows = self._total.rows // 2  # so that several parts are added before the total
         for part, weight in block.weighted(v, rows):
             self._total.add(part, min(rows, len(v)))
             self._weight.add(weight, min(rows, len(v)))
@@ -274,25 +275,25 @@ def _rowwise(values: Array, factors: Array | None) -> Array:
 
 
 class Table:
-    """A table of private rows: features and, where there is one, a target.
+    """A table of private rows: features and optionally a target.
 
     Parameters
     ----------
     X : array-like or sparse matrix of shape (records, features)
-        Features of any real type; they stay as they are in memory.
+        Features of any real type; they stay unchanged in memory.
     y : array-like of shape (records,), optional
         The target.
     bounds : (low, high), optional
-        Public bounds, numbers or one a feature: a value beyond them is clipped, and [low, high] is mapped
-        onto [0, 1] (in a sparse table low must be 0, so that zeros stay zeros). None leaves values alone.
+        Public bounds, numbers or one per feature: a value beyond them is clipped, and [low, high] is mapped
+        onto [0, 1] (in a sparse table low must be 0, so that zeros stay zeros). None keeps values unchanged.
     unit : bool, default False
-        Whether to divide each row by its norm then.
+        Whether to divide each row by its norm afterwards.
 
     Notes
     -----
-    A row with a feature or a target that is not a finite number is *blank*: it stays where it is, so that no
+    A row with a feature or a target that is not a finite number is *blank*: it keeps its position, so that no
     other row is drawn differently, its z is zero and its target NaN, which every contribution counts as zero.
-    An error instead would reveal such a record without a charge.
+    An error would reveal such a record without a charge.
     """
 
     __slots__ = ("_X", "_blank", "_factors", "_length", "_lie", "_map", "_sound", "_unit", "_whole", "_y")
@@ -300,29 +301,29 @@ class Table:
     def __init__(self, X: Any, y: Any = None, *, bounds: Any = None, unit: bool = False) -> None:
         X, y = arrays.features(X), None if y is None else arrays.target(y)
         if y is not None and len(y) != X.shape[0]:
-            # the message must not tell how many there are
-            raise InvalidValue("there must be one target a row")
+            # the message must not contain the lengths
+            raise InvalidValue("there must be one target per row")
         self._X, self._y, self._unit = X, y, unit
         self._length = summing.checked(int(X.shape[0]))
         self._blank: NDArray[np.bool_] | None = None
         self._map: tuple[Array, Array] | None = None
         self._factors: dict[Features, Factors] = {}
-        self._lie: Stored | bool | None = False  # where rows lie, once looked up; None: no kernel reads them
-        self._whole: tuple[Table, Indices] | None = None  # the table that this one is a batch of
+        self._lie: Stored | bool | None = False  # the memory of rows; None: no kernel can read them
+        self._whole: tuple[Table, Indices] | None = None  # the table of which this one is a batch
         ends = None if bounds is None else limits(bounds, X)
         broken = np.zeros(self._length, np.bool_)
         if self._outside(ends, broken) or (ends is not None and (np.any(ends[0]) or np.any(ends[1] != 1))):
             self._map = ends
-        self._sound = not broken.any()  # whether a kernel may read the features as they are
+        self._sound = not broken.any()  # whether a kernel may read the features unchanged
         for part in slices(0 if y is None else self._length):
-            if not (finite := np.isfinite(y[part])).all():  # pages without a blank row stay untouched
+            if not (finite := np.isfinite(y[part])).all():  # pages without a blank row are not written to
                 broken[part] |= ~finite
         if broken.any():
             self._blank = broken
             self._y = None if y is None else marked(y, broken, isinstance(X, np.memmap))
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
-        """Return what a copy needs: neither addresses, which are those of this process, nor factors."""
+        """Return the state of a copy, without addresses of this process and cached factors."""
         return None, {name: getattr(self, name) for name in self.__slots__} | {"_lie": False, "_factors": {}}
 
     @property
@@ -342,7 +343,7 @@ class Table:
 
     @property
     def placeable(self) -> bool:
-        """Return whether there are dense rows that are taken as they are."""
+        """Return whether the rows are dense and used without bounds or scaling."""
         return bool(len(self)) and self._map is None and not self._unit and not sparse.issparse(self.X)
 
     def _outside(self, limits: tuple[Array, Array] | None, broken: NDArray[np.bool_]) -> bool:
@@ -350,7 +351,9 @@ class Table:
         ends = limits or tuple(np.full(self.X.shape[1], end) for end in (-np.inf, np.inf))
         if (quick := outside_of(self.X, *ends)) is not None:
             return quick and limits is not None
-        outside = False
+        outside, (low, high) = False, (ends[0].max(initial=-_MOST), ends[1].min(initial=_MOST))
+        if sparse.issparse(x := self.X) and x.data.size and low <= x.data.min() and x.data.max() <= high:
+            return False
         for place in self._places() if self.X.shape[1] else ():
             x = self.X[place]
             values = x.data if sparse.issparse(x) else x
@@ -367,13 +370,13 @@ class Table:
         n, d = self.X.shape
         entries = _SPARSE_BLOCK if sparse.issparse(self.X) else _BLOCK
         step = min(max(_FEWEST_ROWS, entries // max(1, d)), summing.chain(n) // 2)
-        # an empty batch gives one empty block, on which wrong shapes fail as on any other
+        # an empty batch has one empty block, on which wrong shapes raise too
         return (slice(start, min(n, start + step)) for start in range(0, max(n, 1), step))
 
     def raw(self, features: Features, norms: bool = True) -> Raw | None:
-        """Return what a kernel reads of these rows; None where it cannot, or their factors are not kept.
+        """Return the input of a kernel for these rows; None if it cannot read them or factors are not cached.
 
-        Without ``norms`` they are not measured, and only a blank row has an h, of 0.
+        Without ``norms`` rows are not measured, and only a blank row has an h, of 0.
         """
         whole, places = (self, None) if self._whole is None or self._X is not None else self._whole
         if isinstance(places, slice) or whole._X is None or self._map is not None or not self._sound:
@@ -382,11 +385,12 @@ class Table:
         if rows is not None and not norms and not self._unit:
             there = None if whole._blank is None else np.where(whole._blank, 0.0, 1.0)
             return Raw(rows, places, self._length, (None, there, np.empty(0)))
-        known = whole._known(features) if rows else None
-        return None if rows is None or known is None else Raw(rows, places, self._length, known)
+        if rows is None or (known := whole._known(features)) is None:
+            return None
+        return Raw(rows, places, self._length, rows.in_order(features, known))
 
     def _stored(self) -> Stored | None:
-        """Return where the rows lie, looked up once."""
+        """Return the memory of the rows, looked up once."""
         if isinstance(self._lie, bool):
             self._lie = stored(self._X, self.y)
         return self._lie
@@ -408,7 +412,7 @@ class Table:
         return self._length
 
     def take(self, indices: Indices) -> "Table":
-        """Return the rows at ``indices``; all of them cost no copy."""
+        """Return the rows at ``indices``; a full slice makes no copy."""
         if isinstance(indices, slice) and indices == slice(None):
             return self
         table = object.__new__(Table)
@@ -417,14 +421,15 @@ class Table:
         table._length = len(cast(Any, indices)) if lazy else int(table._X.shape[0])
         table._map, table._unit = self._map, self._unit
         table._blank, table._sound = None if self._blank is None else self._blank[indices], self._sound
-        places = np.ascontiguousarray(indices) if lazy else indices  # as kernels read them
+        places = np.ascontiguousarray(indices) if lazy else indices  # the layout that kernels read
         table._factors, table._lie, table._whole = {}, False, (self, places)
-        if table._length == 0:  # separate: an empty batch must not measure the other rows
-            table._X, table._y, table._whole = self.X[:0], None if self.y is None else self.y[:0], None
+        if table._length == 0:  # an empty batch must not measure the other rows
+            table._X = np.empty((0, self.X.shape[1])) if sparse.issparse(self.X) else self.X[:0]
+            table._y, table._whole = None if self.y is None else self.y[:0], None
         return table
 
     def blocks(self, features: Features) -> Iterator[Block]:
-        """Yield all rows, block by block. Factors are kept, those of a batch with those of its table."""
+        """Yield all rows in blocks. Factors are cached, those of a batch with those of its table."""
         known = self._known(features)
         for place in self._places():
             x = self._read(place)
@@ -432,12 +437,12 @@ class Table:
             yield Block(x, None if self.y is None else np.asarray(self.y[place], dtype=np.float64), *parts)
 
     def _known(self, features: Features) -> Factors | None:
-        """Return g, h and |z| of all rows, measured once; None where the table is too long to keep them."""
+        """Return g, h and |z| of all rows, measured once; None if the table is too long to cache them."""
         if self._whole is not None:
             known = self._whole[0]._known(features)
             return None if known is None else _at(known, self._whole[1])
-        if features.width != self._X.shape[1]:  # a kernel would read beside the rows
-            raise InvalidValue(f"features are of {features.width} columns, the table has {self._X.shape[1]}")
+        if features.width != self._X.shape[1]:  # a kernel would read out of bounds
+            raise InvalidValue(f"features have {features.width} columns, the table has {self._X.shape[1]}")
         if features not in self._factors:
             found = self._measured(features)
             if found is None and len(self) <= _REMEMBERED:
@@ -446,7 +451,7 @@ class Table:
         return self._factors.get(features)
 
     def _measured(self, features: Features) -> Factors | None:
-        """Return g, h and |z| of all rows by a kernel; None where there is none for them."""
+        """Return g, h and |z| of all rows by a kernel; None if there is none for them."""
         if self._map is not None or self._unit or not self._sound:
             return None
         rows, radius = self._stored(), np.inf if features.radius is None else features.radius
