@@ -1,4 +1,4 @@
-"""Budgets and guarantees: (ε, δ) with adjacency, unit and observer.
+"""Define budgets and guarantees: (ε, δ) with adjacency, unit and observer.
 
 A guarantee without its adjacency, unit and observer says nothing, so the three live on the budget
 and travel with every number farthing prints.
@@ -99,7 +99,7 @@ class Observer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A privacy budget: the most that may ever be learnt, with the terms under which it is meant.
+    """A privacy budget: (ε, δ) with adjacency, unit and observer.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ class Drawn(Shown):
 
 @dataclass(frozen=True, slots=True)
 class Guarantee(Shown):
-    """A statement about what was released: (ε, δ), for whom, against whom, and by which theorem.
+    """A guarantee for everything that was released: (ε, δ), unit, observer and theorem.
 
     Attributes
     ----------

@@ -275,7 +275,7 @@ def test_a_journal_brings_the_prices_back_and_wrong_ones_are_refused(rule):
     assert rule_of(header) == rule
     dear = header["filter"]["steps"]
     header["filter"]["steps"] = [2 * count for count in dear]
-    with pytest.raises(InvalidValue, match="pass the budget"):
+    with pytest.raises(InvalidValue, match="exceed the budget"):
         rule_of(header)
 
 
@@ -319,12 +319,12 @@ def test_a_promise_and_a_menu_do_not_mix():
     ("make", "says"),
     [
         (lambda: ft.Menu([]), "at least one event"),
-        (lambda: ft.Menu([GaussianEvent(4.0), GaussianEvent(4.0)]), "every event once"),
-        (lambda: ft.Menu([GaussianEvent(4.0)], weights=(1.0, 2.0)), "weights must be one for each of 1"),
+        (lambda: ft.Menu([GaussianEvent(4.0), GaussianEvent(4.0)]), "must differ"),
+        (lambda: ft.Menu([GaussianEvent(4.0)], weights=(1.0, 2.0)), "must be 1 weights, one per event"),
         (lambda: ft.Menu([GaussianEvent(4.0)], weights=(0.0,)), "weight must be"),
         (lambda: ft.Menu([GaussianEvent(4.0)], units=0), "units must be"),
         (lambda: ft.Menu([GaussianEvent(1.0)])(BUDGET), "does not pay for one"),
-        (lambda: MenuFilter(BUDGET, (GaussianEvent(50.0),), (1, 2), (1,), 10), "steps must be"),
+        (lambda: MenuFilter(BUDGET, (GaussianEvent(50.0),), (1, 2), (1,), 10), "steps must have"),
     ],
 )
 def test_a_menu_that_makes_no_sense_is_refused(make, says):
@@ -344,7 +344,7 @@ def test_a_menu_needs_a_delta():
 
 def test_a_part_of_a_menus_budget_is_refused_and_nothing_is_charged():
     ledger = ft.Ledger(BUDGET, filter=ft.Menu([GaussianEvent(40.0)]))
-    with pytest.raises(Unsupported, match="no price for a part"):
+    with pytest.raises(Unsupported, match="cannot be divided into parts"):
         ledger.allot(0.1, 1e-6)
     assert ledger.share == 0
 

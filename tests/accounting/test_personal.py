@@ -140,7 +140,7 @@ def test_where_nobody_can_take_part_the_budget_does_not_allow_a_plan():
 
 @pytest.mark.parametrize("given", [{}, {"sampling_rate": 0.1, "noise_multiplier": 1.0}])
 def test_a_plan_wants_a_rate_or_a_noise(given):
-    with pytest.raises(InvalidValue, match="one of the two"):
+    with pytest.raises(InvalidValue, match="pass either"):
         plan_rates(BOENISCH, DELTA, steps=10, **given)
 
 

@@ -211,7 +211,7 @@ def test_parts_of_parts_end_somewhere():
     ledger = Ledger(Budget(1.0, 1e-6))
     for _ in range(DEPTH):
         ledger = ledger.allot(1.0, 1e-6)
-    with pytest.raises(Unsupported, match="divided further"):
+    with pytest.raises(Unsupported, match="divided more than"):
         ledger.allot(1.0, 1e-6)
 
 

@@ -130,7 +130,7 @@ def test_mistakes_of_the_caller_show_before_any_charge():
         ledger.over(Table(np.eye(3))).ask(query, np.zeros(4))  # no targets
     assert ledger.share == 0
     door.ask(query, np.zeros(4))
-    with pytest.raises(InvalidValue, match="one row a coordinate"):
+    with pytest.raises(InvalidValue, match="one row per coordinate"):
         door.ask(query, np.zeros(5))  # after a shape that fits
     assert ledger.share == pytest.approx(1 / 81 / ledger.filter.mu**2)
 
@@ -211,7 +211,7 @@ def test_a_sum_of_another_shape_for_nobody_is_refused_before_the_charge():
         ft.ClipNorm(1.0),
         ft.Gaussian(9.0),
     )
-    with pytest.raises(InvalidValue, match="one row a record"):
+    with pytest.raises(InvalidValue, match="one row per record"):
         door.ask(query)
 
 

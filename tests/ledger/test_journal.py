@@ -192,9 +192,9 @@ def test_wrong_arguments_are_refused(path: Path, tmp_path: Path) -> None:
         journal.append("note", lambda last: (charge(journal).body, []))
     with pytest.raises(InvalidValue, match="bytes"):
         journal.store_answer("first", "text")  # type: ignore[arg-type]
-    with pytest.raises(InvalidValue, match="come with a header"):
+    with pytest.raises(InvalidValue, match="pass a header to create one"):
         Journal(path)
-    with pytest.raises(InvalidValue, match="existing directory"):
+    with pytest.raises(InvalidValue, match="existing folder"):
         Journal(tmp_path / "nowhere" / "my.ledger", HEADER)
     assert files(path) == []
     assert journal.verify().seq == 0
@@ -202,7 +202,7 @@ def test_wrong_arguments_are_refused(path: Path, tmp_path: Path) -> None:
 
 def test_another_database_is_left_alone(path: Path) -> None:
     sql(path, "CREATE TABLE mine(x)")
-    with pytest.raises(InvalidValue, match="another database"):
+    with pytest.raises(InvalidValue, match="another kind of file"):
         Journal(path, HEADER)
     assert sql(path, "SELECT name FROM sqlite_master") == [("mine",)]
     assert sql(path, "PRAGMA journal_mode") == [("delete",)]
@@ -373,7 +373,7 @@ def test_a_forged_chain_does_not_agree_with_the_head(written: Path, tmp_path: Pa
         for _ in range(9):
             charge(journal, 0.0)
     shutil.copy(tmp_path / "forged.ledger", written)
-    with pytest.raises(LedgerLocked, match=r"without the row \d that its head saw"):
+    with pytest.raises(LedgerLocked, match=r"without the row \d of its head"):
         Journal(written)
 
 
@@ -391,7 +391,7 @@ def test_an_earlier_log_or_file_put_back_locks(restored: tuple[str, ...], path: 
             script(code, path)
         save(path, tmp_path / saved)
     restore(path, tmp_path / "earlier", *restored)
-    with pytest.raises(LedgerLocked, match=r"ends at row 3, without the row [56] that its head saw"):
+    with pytest.raises(LedgerLocked, match=r"ends at row 3, without the row [56] of its head"):
         Journal(path, HEADER)
     restore(path, tmp_path / "now", *SUFFIXES)
     Path(f"{path}-wal").write_bytes(Path(f"{path}-wal").read_bytes()[:-1])
@@ -452,7 +452,7 @@ def test_a_journal_found_damaged_stays_locked(written: Path) -> None:
     with Journal(written) as journal:
         sql(written, "UPDATE chain SET body = '{}' WHERE seq = 1")
         for _ in range(2):
-            with pytest.raises(LedgerLocked, match=r"row 1 was changed.*keep both files"):
+            with pytest.raises(LedgerLocked, match=r"row 1 was changed.*Keep both files"):
                 journal.verify()
             with pytest.raises(LedgerLocked):
                 charge(journal)
@@ -496,7 +496,7 @@ def test_a_disk_that_was_full_when_a_ledger_was_begun_leaves_nothing_in_the_way(
         Journal(sys.argv[1], {"epsilon": 1.0})
         print("begun")
     except LedgerLocked as error:
-        print("room on their disk" in str(error))
+        print("the disk has room" in str(error))
     """
     said = script(code, path, room).split()
     assert said in (["True"], ["begun"])
@@ -517,7 +517,7 @@ def test_a_head_that_was_written_is_never_taken_for_a_beginning(written: Path) -
 
 def test_not_a_database(path: Path) -> None:
     path.write_text("my notes\n" * 100)
-    with pytest.raises(LedgerLocked, match="not a database"):
+    with pytest.raises(InvalidValue, match="another kind of file"):
         Journal(path, HEADER)
 
 
@@ -574,7 +574,7 @@ def test_a_head_that_saw_another_row_locks_an_open_journal(seq: int, path: Path)
         charge(journal), charge(journal)
         forge(path, seq % 2, seq)
         for _ in range(2):
-            with pytest.raises(LedgerLocked, match=f"without the row {seq} that its head saw"):
+            with pytest.raises(LedgerLocked, match=f"without the row {seq} of its head"):
                 charge(journal)
         assert sql(path, "SELECT max(seq) FROM chain") == [(2,)]
 
@@ -690,7 +690,7 @@ def test_full_disk_charges_nothing(path: Path) -> None:
         path,
     )
     assert out.startswith("LedgerLocked journal")
-    assert "room on their disk" in out
+    assert "the disk has room" in out
 
 
 def test_read_only_files_charge_nothing() -> None:
@@ -744,7 +744,7 @@ def test_copies_are_the_same_journal(path: Path) -> None:
         carried = pickle.dumps(journal)
     for file in files(path):
         file.unlink()
-    with pytest.raises(InvalidValue, match="come with a header"):  # never a fresh budget
+    with pytest.raises(InvalidValue, match="pass a header to create one"):  # never a fresh budget
         pickle.loads(carried)
 
 

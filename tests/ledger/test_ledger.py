@@ -330,7 +330,7 @@ def test_parts_cost_what_their_filter_lets_through(kind):
     assert ledger.share == pytest.approx(1.0)
     with pytest.raises(BudgetSpent):
         ledger.allot()
-    with pytest.raises(Unsupported, match="nothing can be promised"):
+    with pytest.raises(Unsupported, match="cannot make promises"):
         last.promise(full())
     assert currency(kind(first.budget)) + currency(kind(last.budget)) <= currency(kind(BUDGET))
 
@@ -340,7 +340,7 @@ def test_parts_cost_what_their_filter_lets_through(kind):
 def test_a_part_is_not_spent_by_a_filter_of_another_budget(parent, terms):
     ledger = ft.Ledger(replace(BUDGET, adjacency="replace-one"), filter=parent)
     kind = GdpFilter if parent is BasicFilter else parent
-    with pytest.raises(InvalidValue, match="give its class"):
+    with pytest.raises(InvalidValue, match="pass the filter's class"):
         ledger.allot(0.1, 1e-6, filter=lambda part: kind(replace(part, **terms)))
     assert ledger.share == 0
 
@@ -556,7 +556,7 @@ def test_a_second_promise_must_fit_beside_the_first():
     ledger, first = ft.Ledger(BUDGET), GaussianEvent(40.0)
     most = ledger.promise(first).times
     for times in (1, most // 2):
-        with pytest.raises(BudgetSpent, match="beside 1 promises"):
+        with pytest.raises(BudgetSpent, match="with 1 promises"):
             ledger.promise(GaussianEvent(20.0), times)
     assert ft.Ledger(BUDGET).promise(GaussianEvent(20.0), most // 5).times == most // 5  # alone it does
 
@@ -610,3 +610,42 @@ def test_a_rehearsal_has_the_balance_and_spends_none_of_it(promised, tmp_path):
         assert [row.hash for row in ledger.journal.rows()] == before
         with pytest.raises(InvalidValue, match="no records"):
             ledger.over(ROWS).rehearsal().ask(full(), W)
+
+
+def test_noise_that_does_not_answer_to_the_bound_is_refused_after_noise_that_does():
+    scores = ft.PerExample(lambda rows, w: rows[0])
+    bound = ft.ClipValue(0.0, 1.0)  # of each score for a choice, of one number for noise on a sum
+    ledger = ft.Ledger(ft.Budget(1.0, 1e-5)).over(ft.Rows(np.ones((5, 3))))
+    ledger.ask(ft.Query(ft.Everyone(), scores, bound, ft.NoisyMax(10.0)))
+    before = ledger.share
+    with pytest.raises(InvalidValue, match="ClipValue bounds one number"):
+        ledger.ask(ft.Query(ft.Everyone(), scores, bound, ft.Gaussian(20.0)))
+    assert ledger.share == before
+
+
+@pytest.mark.parametrize("records", [np.ones((50, 3)), [[1.0]], {"a": [1.0]}, None, "rows"])
+def test_an_array_is_no_records(records):
+    """``take`` of an array counts single numbers: a row of three would count three times."""
+    with pytest.raises(InvalidValue, match="records must"):
+        ft.Ledger(ft.Budget(1.0, 1e-5)).over(records)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: ft.Ledger(1.0), "budget must be ft.Budget"),
+        (lambda: ft.Ledger((1.0, 1e-5)), "budget must be ft.Budget"),
+        (lambda: ft.Ledger(ft.Budget(1.0, 1e-5), filter="gdp"), "filter must be a class"),
+        (lambda: ft.Ledger(ft.Budget(1.0, 1e-5), stream=0), "stream must have"),
+        (lambda: ft.Ledger(ft.Budget(1.0, 1e-5)).over(ft.Rows(np.ones((2, 1)))).ask("mean"), "a ft.Query"),
+        (lambda: ft.count([1], ledger=ft.Budget(1.0, 1e-5)), "ledger must be ft.Ledger"),
+        (lambda: ft.LogisticRegression(ledger="my.ledger").fit(np.ones((2, 1)), [0, 1]), "must be ft.Ledger"),
+        (lambda: ft.Query(ft.Everyone, None, ft.ClipNorm(1.0), ft.Gaussian(1.0)), "Everyone\\(\\.\\.\\.\\)"),
+        (lambda: ft.Query(ft.Everyone(), None, ft.ClipNorm(1.0), 1.0), "mechanism must have check"),
+        (lambda: ft.ClipNorm(1.0, scale="x"), "scale must be a number"),
+        (lambda: ft.PCA(1, 1.0, 1e-5, centre="x").fit(np.ones((2, 1))), "centre must be a number"),
+    ],
+)
+def test_things_of_the_wrong_kind_are_named(wrong, said):
+    with pytest.raises(InvalidValue, match=said):
+        wrong()

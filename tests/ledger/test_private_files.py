@@ -1,11 +1,14 @@
 """Ledgers, their heads and write-ahead logs, logs of answers and keys: only their owner opens them."""
 
+import contextlib
 import os
+import sqlite3
 import stat
 import threading
 
 import pytest
 
+import farthing as ft
 from farthing.budget import Budget
 from farthing.deploy import keys as keyring
 from farthing.deploy.guard.keeper import AnswerLog
@@ -111,3 +114,29 @@ def test_a_folder_that_may_not_be_written_locks(tmp_path):
     (tmp_path / "f").mkdir(mode=0o500)
     with pytest.raises(LedgerLocked):
         Journal(tmp_path / "f" / "my.ledger", {})
+
+
+@pytest.mark.parametrize("kind", ["a folder", "a table", "a database"])
+def test_what_is_no_journal_is_left_as_it_is(tmp_path, kind):
+    """A wrong path once took the rights to a whole folder from everybody but its owner."""
+    place = tmp_path / "place"
+    if kind == "a folder":
+        place.mkdir()
+    elif kind == "a table":
+        place.write_text("age,ill\n17,no\n" * 100)
+    else:
+        with contextlib.closing(sqlite3.connect(place)) as database:
+            database.execute("CREATE TABLE people(name TEXT)")
+            database.commit()
+    place.chmod(0o755)
+    for wrong in (lambda: ft.Ledger(ft.Budget(1.0, 1e-5), journal=place), lambda: ft.Ledger.open(place)):
+        with pytest.raises(ft.FarthingError):
+            wrong()
+    assert place.stat().st_mode & 0o777 == 0o755
+    assert [path.name for path in tmp_path.iterdir()] == ["place"]
+
+
+@pytest.mark.parametrize("path", [5, 1.5, ["x"], "a\0b"])
+def test_a_path_is_the_name_of_a_file(path):
+    with pytest.raises(ft.InvalidValue, match="name of a file"):
+        ft.Ledger(ft.Budget(1.0, 1e-5), journal=path)

@@ -121,7 +121,7 @@ def test_a_plan_is_promised_to_every_run_and_nothing_else():
 
 
 def test_a_run_without_a_plan_cannot_promise_one():
-    with pytest.raises(ft.Unsupported, match="nothing can be promised"):
+    with pytest.raises(ft.Unsupported, match="cannot make promises"):
         best_of(lambda c, own: (own.promise(_query(3.0, ft.Poisson(0.1))), 0.0), [1], ft.Ledger(BUDGET))
 
 

@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 import farthing as ft
 from farthing.errors import InvalidValue
@@ -158,3 +159,27 @@ def test_a_null_in_held_out_rows_of_arrow_makes_no_other_row_fail():
     arrow = pytest.importorskip("pyarrow")
     kept = arrays.indexed(arrow.table({"old": [True, False, None], "member": [True, True, False]}))
     np.testing.assert_array_equal(kept, [[1.0, 1.0], [0.0, 1.0], [np.nan, 0.0]])
+
+
+@pytest.mark.parametrize("cell", [2j, np.complex64(1 + 2j), np.ma.masked, np.array([1.0]), np.array(2j)])
+def test_a_cell_that_is_no_number_is_nothing_and_nobody_is_told(cell):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.array_equal(arrays.target([1.0, cell]), [1.0, np.nan], equal_nan=True)
+    with warnings.catch_warnings(record=True) as said:  # an error in place of a warning hides it
+        warnings.simplefilter("always")
+        assert np.isnan(arrays.features([[1.0, 2.0], [cell, 3.0]])[1, 0])
+        assert np.isnan(arrays.number(cell))
+    assert not said
+
+
+@pytest.mark.parametrize("column", [3, 1000, -1])
+def test_a_sparse_row_with_a_column_beyond_the_table_is_refused(column):
+    table = sparse.csr_array(np.ones((4, 3)))
+    table.indices[-1] = column
+    with pytest.raises(InvalidValue, match="valid row and column indices"):
+        arrays.features(table)
+    table = sparse.csr_matrix(np.ones((4, 3)))
+    table.indptr[2] = 10**6
+    with pytest.raises(InvalidValue, match="valid row and column indices"):
+        arrays.features(table)

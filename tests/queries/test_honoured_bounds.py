@@ -397,11 +397,11 @@ def test_a_pair_that_nothing_bounds_is_refused_when_it_is_made(contribution, bou
 
 def test_one_number_is_no_scale_of_all_coordinates():
     for scale in (1.0, np.float64(2.0), np.array(3.0), torch.tensor(1.0)):
-        with pytest.raises(InvalidValue, match="every coordinate"):
+        with pytest.raises(InvalidValue, match="per coordinate"):
             ClipCoordinates(scale)
-    with pytest.raises(InvalidValue, match="names 1 coordinates, a contribution has 3"):
+    with pytest.raises(InvalidValue, match="has 1 coordinates, a contribution has 3"):
         ClipCoordinates(np.ones(1)).apply(np.ones((2, 3)))
-    with pytest.raises(InvalidValue, match="names 1 coordinates, a contribution has 3"):
+    with pytest.raises(InvalidValue, match="has 1 coordinates, a contribution has 3"):
         ClipNorm(1.0, np.ones(1)).apply(np.ones((2, 3)))
 
 
@@ -409,7 +409,7 @@ def test_one_number_is_no_scale_of_all_coordinates():
 def test_a_width_that_only_the_sum_shows_is_refused_before_the_charge(bound):
     ledger = ft.Ledger(ft.Budget(1.0, 1e-5))
     query = Query(Everyone(), PerExample(lambda rows, w: rows[0]), bound, Gaussian(9.0))
-    with pytest.raises(InvalidValue, match=r"names|ClipValue bounds one number"):
+    with pytest.raises(InvalidValue, match=r"the bound has|ClipValue bounds one number"):
         ledger.over(ROWS_).ask(query)
     assert ledger.share == 0
 
@@ -428,7 +428,7 @@ def test_a_contribution_without_a_declaration_is_told_what_to_add():
 
 def test_a_refusal_names_the_bounds_that_hold():
     with pytest.raises(
-        Unsupported, match=r"Gram does not keep .* ClipNorm\(clip\): it honours ClipOuter\(clip\)"
+        Unsupported, match=r"Gram does not enforce ClipNorm\(clip\): it honours ClipOuter\(clip\)"
     ):
         Query(Everyone(), Gram(FEATURES), ClipNorm(1.0), Gaussian(1.0))
 

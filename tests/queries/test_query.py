@@ -33,14 +33,24 @@ def test_a_coordinator_who_sees_the_draw_gets_no_amplification():
 
 def test_rows_are_of_equal_length():
     assert len(Rows(np.zeros((3, 2)), np.zeros(3))) == 3
-    with pytest.raises(InvalidValue, match="one row a record"):
+    with pytest.raises(InvalidValue, match="one row per record"):
         Rows(np.zeros((3, 2)), np.zeros(2))
 
 
 @pytest.mark.parametrize("last", [1.0, "x", None, [1.0, 2.0]])
 def test_no_record_of_a_list_decides_whether_it_is_refused(last):
-    with pytest.raises(InvalidValue, match="a list has no type"):
+    with pytest.raises(InvalidValue, match="type of a list"):
         Rows([1.0, 2.0, last])
+
+
+def test_rows_that_are_found_by_labels_are_refused():
+    """Several rows of a data frame may have one label: one that is drawn would bring all of them."""
+
+    class Frame:
+        shape, iloc = (3, 2), None
+
+    with pytest.raises(InvalidValue, match=r"frame\.to_numpy\(\)"):
+        Rows(np.zeros((3, 2)), Frame())
 
 
 @pytest.mark.parametrize("times", [2, 10])

@@ -1,8 +1,8 @@
-"""The table of accountants: what each says of equal steps, and of federated rounds.
+"""List the accountants: the privacy curve of each for equal steps, and for federated rounds.
 
-One step is Gaussian noise of ``noise_multiplier`` times the bound C of one contribution, on everybody or on a
-sample. Where no theorem covers a combination, `Accountant.curve` raises `Unsupported` and names an accountant
-that serves. A new accountant is a function and a row of `Accountant`.
+One step is Gaussian noise of ``noise_multiplier`` times the bound C of one contribution, on all records or on
+a sample. If no theorem covers a combination, `Accountant.curve` raises `Unsupported` and names an accountant
+that does. A new accountant is a function and a row of `Accountant`.
 
 >>> plan = EqualSteps(noise_multiplier=4.0, sampling_rate=0.01, steps=10_000)
 >>> round(Accountant.MOMENTS.curve(plan).epsilon(1e-5), 4)
@@ -52,7 +52,7 @@ class EqualSteps:
 
     @property
     def size(self) -> int | None:
-        """How many records a fixed-size sample holds; None for a Poisson sample."""
+        """The number of records of a fixed-size sample; None for a Poisson sample."""
         if self.records is None:
             return None
         return max(1, min(self.records, math.ceil(self.sampling_rate * self.records * (1 - 1e-12))))
@@ -79,10 +79,10 @@ class EqualSteps:
 
     @property
     def noise(self) -> float:
-        """Standard deviation over how far the sum of one step can move.
+        """The standard deviation over the sensitivity of the sum of one step.
 
-        That is 2C under replace-one. It is also 2C for a sample of fixed size under add-remove (who enters
-        pushes somebody out), and then under zero-out unless everybody is drawn.
+        The sensitivity is 2C under replace-one. It is also 2C for a sample of fixed size under add-remove (a
+        new record displaces another), and then under zero-out unless all records are drawn.
         """
         fixed = self.records is not None
         twice = self.adjacency is Adjacency.REPLACE_ONE or (
@@ -94,9 +94,8 @@ class EqualSteps:
         draw = "on everybody" if self.drawn == 1 else f"on Poisson samples of rate {self.sampling_rate:g}"
         if self.size is not None:
             draw = f"on {self.size} of {self.records} records"
-        return (
-            f"{self.steps} {'step' if self.steps == 1 else 'steps'} of sigma {self.noise_multiplier:g} {draw}"
-        )
+        steps = f"{self.steps} step{'' if self.steps == 1 else 's'}"
+        return f"{steps} with noise multiplier {self.noise_multiplier:g} {draw}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +233,7 @@ def _sampling(plan: EqualSteps) -> PrivacyCurve:
             f"sampling has no theorem under {plan.adjacency}, because its observer sees who was "
             "drawn: use replace-one or zero-out, or pld where draws stay secret"
         )
-    # Given the draw, which its observer sees, nobody is pushed out: only replacing moves a sum by 2C.
+    # Given the draw, which its observer sees, no record is displaced: only replacing moves a sum by 2C.
     noise = replace(plan, records=None).noise
     return PrivacyCurve(
         lambda delta: sampling.epsilon(noise, plan.drawn, plan.steps, delta),
@@ -252,7 +251,7 @@ def _adadp(plan: EqualSteps) -> PrivacyCurve:
     other = Adjacency.REPLACE_ONE if plan.records is None else Adjacency.ADD_REMOVE
     if plan.drawn < 1 and plan.adjacency is other:
         raise _no_theorem("adadp", plan, "use pld or rdp")
-    orders = np.arange(2.0, 65.0)  # those that the paper takes
+    orders = np.arange(2.0, 65.0)  # the orders of the paper
     with np.errstate(over="ignore"):
         total = plan.steps * rdp.adadp_theorem_1(plan.noise, plan.drawn, orders)
     return PrivacyCurve(
@@ -275,10 +274,10 @@ def _refuse_sampled(plan: EqualSteps, accountant: str) -> None:
 
 
 def _refuse_unamplified(plan: EqualSteps, accountant: str) -> None:
-    """Amplification holds for Poisson under add-remove and for fixed size under replace-one only.
+    """Refuse amplification except for Poisson under add-remove and for fixed size under replace-one.
 
-    Zero-out is a case of both: of the first for sums, where contributing zero is not being drawn, and of the
-    second because a record that contributes zero is a record.
+    Zero-out is a case of both: of the first for sums, where contributing zero equals not being drawn, and of
+    the second because a record that contributes zero is a record.
     """
     other = Adjacency.REPLACE_ONE if plan.records is None else Adjacency.ADD_REMOVE
     if plan.drawn < 1 and plan.adjacency is other:
@@ -325,13 +324,13 @@ class Accountant(StrEnum):
     Attributes
     ----------
     theorem : str
-        What its figures rest on.
+        The theorem of its figures.
 
     Notes
     -----
     A row is a name, a theorem, a curve of equal steps (`curve`), and two functions for federated rounds: the
-    least noise for a number of rounds (`noise`), and the most rounds with a noise (`rounds`). Where an
-    accountant is not used for one of the two, there is None, and asking for it raises `Unsupported`.
+    least noise for a number of rounds (`noise`), and the most rounds with a noise (`rounds`). An entry is
+    None if the accountant does not offer it, and using it raises `Unsupported`.
 
     Examples
     --------
@@ -367,7 +366,7 @@ class Accountant(StrEnum):
         None,
         _rounds("amplified"),
     )
-    TIGHT = "tight", _TIGHT, None, _rounds("tight")  # pld, by the name that invitations know it
+    TIGHT = "tight", _TIGHT, None, _rounds("tight")  # pld, under its name in invitations
 
     theorem: str
     _curve: Callable[[EqualSteps], PrivacyCurve] | None
@@ -396,17 +395,17 @@ class Accountant(StrEnum):
         return [row for row in cls if row._by_rounds is not None]
 
     def curve(self, plan: EqualSteps) -> PrivacyCurve:
-        """Return what this accountant says of a plan; raise `Unsupported` where no theorem covers it."""
+        """Return this accountant's curve of a plan; raise `Unsupported` if no theorem covers it."""
         if self._curve is None:
             raise Unsupported(f"{self} has no curve of equal steps: use one of {', '.join(self.of_steps())}")
         return self._curve(plan)
 
     def noise(self, rounds: int, budget: Budget, sampler: "Sampler") -> float:
-        """Return the least noise, over the clipping norm, with which so many rounds fit the budget."""
+        """Return the least noise, over the clipping norm, with which this many rounds fit the budget."""
         return self._pair[0](rounds, budget, sampler)
 
     def rounds(self, noise: float, planned: int, budget: Budget, sampler: "Sampler") -> int:
-        """Return how many rounds with this noise fit the budget; where T is fixed, at most ``planned``."""
+        """Return how many rounds with this noise fit the budget; at most ``planned`` if T is fixed."""
         return self._pair[1](noise, planned, budget, sampler)
 
     @property

@@ -1,4 +1,4 @@
-"""Balanced draws, priced without Monte Carlo: a record takes part in one of T turns, chosen uniformly.
+"""Price balanced draws without Monte Carlo: a record takes part in one of T turns, chosen uniformly.
 
 Such draws ("balls and bins", Chua et al. 2025; "random allocation", Feldman & Shenfeld 2025) put every record
 into exactly one batch of a pass. The literature prices them by simulation or by looser formulas.

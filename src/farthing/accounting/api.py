@@ -1,6 +1,6 @@
-"""Questions before a run, one line each: ε or δ of a plan, noise for a budget, steps for a budget.
+"""Answer questions before a run: ε or δ of a plan, noise for a budget, steps for a budget.
 
-All by tight accounting (`accounting.pld`); the other accountants are in `farthing.accounting`.
+All of them use tight accounting (`accounting.pld`); the other accountants are in `farthing.accounting`.
 """
 
 from collections.abc import Callable
@@ -20,10 +20,10 @@ def epsilon(
     Parameters
     ----------
     step : Event, Mechanism
-        One step: a mechanism, or what ``sampler.amplify(mechanism)`` returns. Noise is relative to the bound
+        One step: a mechanism, or the result of ``sampler.amplify(mechanism)``. Noise is relative to the bound
         of one contribution.
     steps : int, default 1
-        How often it is taken.
+        The number of steps.
     delta : float
         δ, above 0 and below 1.
     adjacency : Adjacency or str, default "add-remove"
@@ -56,9 +56,9 @@ def delta(
     Parameters
     ----------
     step : Event, Mechanism
-        One step: a mechanism, or what ``sampler.amplify(mechanism)`` returns.
+        One step: a mechanism, or the result of ``sampler.amplify(mechanism)``.
     steps : int, default 1
-        How often it is taken.
+        The number of steps.
     epsilon : float
         ε, at least 0.
     adjacency : Adjacency or str, default "add-remove"
@@ -88,12 +88,12 @@ def noise_for(step: Callable[[float], Event | HasEvent], budget: Budget, *, step
     Parameters
     ----------
     step : callable
-        A function from σ to one step (a mechanism, or what ``sampler.amplify(mechanism)`` returns); it must
-        get cheaper as σ grows.
+        A function from σ to one step (a mechanism, or the result of ``sampler.amplify(mechanism)``); its
+        price must decrease as σ grows.
     budget : Budget
-        The budget; its adjacency counts.
+        The budget, with its adjacency.
     steps : int, default 1
-        How often the step is taken.
+        The number of steps.
 
     Returns
     -------
@@ -117,19 +117,19 @@ def noise_for(step: Callable[[float], Event | HasEvent], budget: Budget, *, step
 
 
 def steps_for(step: Event | HasEvent, budget: Budget) -> int:
-    """Return how often a step fits a budget.
+    """Return the number of steps that fit a budget.
 
     Parameters
     ----------
     step : Event, Mechanism
-        One step: a mechanism, or what ``sampler.amplify(mechanism)`` returns.
+        One step: a mechanism, or the result of ``sampler.amplify(mechanism)``.
     budget : Budget
-        The budget; its adjacency counts.
+        The budget, with its adjacency.
 
     Returns
     -------
     int
-        The most steps by tight accounting; 0 if not even one fits.
+        The largest number of steps by tight accounting; 0 if not even one fits.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Noise for a budget, steps for a budget, ε for a plan: conservative by construction.
+"""Calibrate noise or steps for a budget, and compute ε of a plan, always rounded to the safe side.
 
 Every search ends on the side where the certified bound of `pld` holds, so an error of the search can
 only cost a little utility, never privacy. What fits a budget is inside it by the margin of

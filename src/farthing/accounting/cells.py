@@ -1,6 +1,6 @@
-"""Tight accounting where frequencies run out: few steps, or tiny rates, on a grid of privacy losses.
+"""Account tightly on a grid of privacy losses, for few steps or tiny sampling rates.
 
-Most steps of such a plan tell nothing, so M(λ + iu) hardly decays and `inversion` has to smooth. Here the
+Most steps of such a plan reveal nothing, so M(λ + iu) hardly decays and `inversion` has to smooth. Here the
 loss is put on a grid of cells instead ("connect the dots", Doroshenko et al. 2022): the mass of a cell goes
 to its two ends so that P and Q both keep theirs, which can only raise δ(ε), and the grid is convolved by FFT.
 

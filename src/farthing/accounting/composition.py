@@ -1,19 +1,20 @@
-"""Composition of (ε, δ) statements, amplification by sampling, and budgets of people with several records.
+"""Compose (ε, δ) statements, amplify them by sampling, and convert budgets of people with several records.
 
-Each holds under whatever adjacency its parts hold under, against anyone who sees every answer, and
-for parts chosen adaptively. They are the baselines of the literature: where the mechanism is known,
-the accountants beside this file are tighter. Results are rounded up.
+Each result holds under the adjacency of its parts, against an observer who sees every answer, and for
+adaptively chosen parts. These are the baselines of the literature: for known mechanisms the other accountants
+of this package are tighter. Results are rounded up.
 
 >>> epsilon, delta = advanced(0.1, 0.0, steps=100, slack=1e-5)
 >>> round(epsilon, 4), delta
 (5.8502, 1e-05)
 
-*People with several records.* `per_record` makes a budget for each record that adds up to one for the person.
-Theorem (Dong, Roth & Su 2022, Thm. 2.14): what is f-DP for one record is, for neighbours that differ in k
-records, (1 - (1 - f)^∘k)-DP; for Gaussian trade-off functions that is exactly G_kμ. So where every person has
-at most k records, under a rule that looks at that person's records only, a mechanism that is (μ/k)-GDP per
-record under add-remove is μ-GDP per person: one person comes or goes by at most k records, one after the
-other. It holds for whatever is accounted by μ (`GdpFilter`), and for no (ε, δ) that other accountants give.
+*People with several records.* `per_record` returns a budget for each record that adds up to a budget for the
+person. Theorem (Dong, Roth & Su 2022, Thm. 2.14): a mechanism that is f-DP for one record is (1 - (1 -
+f)^∘k)-DP for neighbours that differ in k records; for Gaussian trade-off functions this is exactly G_kμ. So
+if every person has at most k records, by a rule that depends on that person's records only, a mechanism that
+is (μ/k)-GDP per record under add-remove is μ-GDP per person: a person is added or removed as at most k
+records, one after the other. It holds for accounting by μ (`GdpFilter`), and not for the (ε, δ) of other
+accountants.
 
 >>> person = Budget(1.0, 1e-5, unit="user")
 >>> record = per_record(person, 4)
@@ -86,7 +87,7 @@ def advanced_epsilon_iter(epsilon: float, delta: float, steps: int, slack: float
     if not validate.probability(slack=slack) < delta:
         raise InvalidValue(f"slack must be below delta={delta!r}, got {slack!r}")
     step = gaussian.safe_root(lambda value: _advanced(value, steps, slack) - epsilon, 0.0, epsilon)
-    if _advanced(epsilon, steps, slack) <= epsilon:  # slack near 1 and one step
+    if _advanced(epsilon, steps, slack) <= epsilon:  # a slack near 1 with one step
         step = epsilon
     return step, math.nextafter((delta - slack) / steps, 0.0)
 
@@ -107,10 +108,10 @@ def strong(epsilon: float, delta: float, steps: int, slack: float) -> tuple[floa
 def amplify_poisson(epsilon: float, delta: float, rate: float) -> tuple[float, float]:
     """(ln(1 + q(e^ε − 1)), qδ): Balle, Barthe & Gaboardi 2018, Theorems 8 and 9.
 
-    Holds for Poisson sampling at rate q of an add-remove mechanism (Theorem 8), and for drawing
-    m of n records without replacement, q = m/n, from a replace-one mechanism (Theorem 9). Not for
-    shuffled passes, not for sampling with replacement, not with the adjacencies exchanged, and not
-    against an observer who sees which records were drawn.
+    Holds for Poisson sampling at rate q of an add-remove mechanism (Theorem 8), and for drawing m of n
+    records without replacement, q = m/n, from a replace-one mechanism (Theorem 9). It does not hold for
+    shuffled passes, for sampling with replacement, with the adjacencies exchanged, or against an observer who
+    sees the draws.
     """
     epsilon, delta = validate.non_negative(epsilon=epsilon), validate.delta(delta=delta)
     if validate.rate(rate=rate) == 1:
@@ -121,7 +122,7 @@ def amplify_poisson(epsilon: float, delta: float, rate: float) -> tuple[float, f
 
 
 def strong_as_published(noise: float, rate: float, steps: int, delta: float) -> tuple[float, bool]:
-    """The "strong composition" baseline as Abadi et al. 2016 plot it, and whether it is proven.
+    """Return the "strong composition" baseline as plotted by Abadi et al. 2016, and whether it is proven.
 
     δ' = δ/2, δ₀ = δ/(2Tq), ε₁ = q√(2 ln(1.25/δ₀))/σ, ε = Tε₁² + ε₁√(2T ln 1/δ'). Two of its steps
     need conditions: the classic Gaussian bound needs ε₀ = ε₁/q < 1, and qε₀ is always below the true
@@ -139,9 +140,9 @@ def strong_as_published(noise: float, rate: float, steps: int, delta: float) -> 
 
 
 def advanced_sampled(noise: float, rate: float, steps: int, delta: float) -> float:
-    """ε by textbook parts that all hold: exact Gaussian, amplification, :func:`advanced`.
+    """Return ε by proven textbook parts: exact Gaussian, amplification, :func:`advanced`.
 
-    The same split of δ as :func:`strong_as_published`. Adjacency as :func:`amplify_poisson` has it.
+    δ is split as in :func:`strong_as_published`; the adjacency is that of :func:`amplify_poisson`.
     """
     validate.positive(noise=noise), validate.rate(rate=rate), validate.probability(delta=delta)
     expected = validate.count(steps=steps) * rate
@@ -157,26 +158,26 @@ _CLOSER = 1 - 2.0**-30
 
 
 def per_record(budget: Budget, rows: int) -> Budget:
-    """Return the budget per record that is ``budget`` for a person with ``rows`` records, rounded down."""
+    """Return the budget per record that amounts to ``budget`` for a person with ``rows`` records."""
     rows = validate.count(rows=rows)
     if budget.adjacency is not Adjacency.ADD_REMOVE:
         raise Unsupported(
-            f"people with several records are protected under add-remove only, got {budget.adjacency}: one "
+            f"budgets for people with several records need add-remove, got {budget.adjacency}: a person "
             "who is replaced may have another number of records"
         )
     epsilon = gaussian.epsilon(budget.mu / rows, budget.delta)
     if epsilon == 0:
         raise Unsupported(
-            f"{budget} leaves no epsilon to each of {rows} records: keep fewer records a person"
+            f"{budget} leaves no epsilon to each of {rows} records: keep fewer records per person"
         )
     record = replace(budget.with_(epsilon, budget.delta), unit=Unit.RECORD)
-    while record.mu * rows > budget.mu:  # which the margin of μ makes rare
+    while record.mu * rows > budget.mu:  # rare, because of the margin of μ
         record = record.with_(record.epsilon * _CLOSER, record.delta)
     return record
 
 
 def per_person(guarantee: Guarantee, budget: Budget, rows: int) -> Guarantee:
-    """Return what a guarantee per record under `per_record` means for a person: that of ``budget``."""
+    """Return the guarantee per person of a guarantee per record under `per_record`: that of ``budget``."""
     lifted = replace(guarantee, epsilon=budget.epsilon, delta=budget.delta, unit=Unit.USER)
     theorem = f"{guarantee.theorem}; {THEOREM}" if guarantee.theorem else THEOREM
     return replace(lifted, theorem=theorem).noted(f"at most {rows} records of a person are kept")

@@ -1,12 +1,12 @@
-"""Spending when the next price may depend on the last answer.
+"""Define privacy filters, for queries whose next price may depend on the last answer.
 
-A filter is a rule "this still fits" that keeps its promise for *every* way of choosing the next query
-from earlier answers. Each one here turns an event into a vector of costs that add up, and cites the
-theorem that allows stopping at a fixed total. A tight (PLD) price is not of that kind: it is only
-offered for a plan fixed ahead (`Countdown`), and asking a filter to use one raises.
+A filter decides whether the next event still fits the budget, and its guarantee holds for *every* way of
+choosing the next query from earlier answers. Each filter here turns an event into a vector of costs that add
+up, and cites the theorem that allows stopping at a fixed total. Tight (PLD) prices do not have this property:
+they are used only for plans that are fixed in advance (`Countdown`), and a filter raises for them.
 
-The totals live in the ledger's journal, so a filter is a frozen description without state. They are rounded
-up, and compared with limits that are rounded down (`accounting.tolerance`).
+The totals are kept in the ledger's journal, so a filter is a frozen description without state. Totals are
+rounded up and compared with limits that are rounded down (`accounting.tolerance`).
 
 >>> from farthing.budget import Budget
 >>> from farthing.queries.events import GaussianEvent
@@ -46,7 +46,7 @@ Totals = list[float]
 
 
 class Filter(Protocol):
-    """A rule for spending adaptively; ``name`` and ``theorem`` go into the guarantee."""
+    """A rule for adaptive spending; ``name`` and ``theorem`` are part of the guarantee."""
 
     name: ClassVar[str]
     theorem: ClassVar[str]
@@ -56,10 +56,10 @@ class Filter(Protocol):
         """The budget of the filter."""
 
     def start(self) -> Totals:
-        """Return the totals before anything was asked."""
+        """Return the totals before the first charge."""
 
     def cost(self, event: Event) -> Totals:
-        """Return what one simple event adds; raise `Unsupported` where no theorem prices it."""
+        """Return the cost of one simple event; raise `Unsupported` if no theorem prices it."""
 
     def add(self, total: Totals, event: Event, count: int = 1) -> Totals:
         """Return the totals after ``count`` more of ``event``."""
@@ -68,10 +68,10 @@ class Filter(Protocol):
         """Return whether totals are within the budget."""
 
     def share(self, total: Totals) -> float:
-        """Return the part of the budget that totals use, from 0 to 1."""
+        """Return the share of the budget that totals use, from 0 to 1."""
 
     def epsilon(self, total: Totals) -> float:
-        """ε of totals at the budget's δ, had they been fixed ahead."""
+        """Return ε of totals at the budget's δ, for events that were fixed in advance."""
 
 
 class Additive(ABC):
@@ -79,14 +79,14 @@ class Additive(ABC):
 
     @abstractmethod
     def cost(self, event: Event) -> Totals:
-        """Return what one simple event adds."""
+        """Return the cost of one simple event."""
 
     def add(self, total: Totals, event: Event, count: int = 1) -> Totals:
-        """Return the totals after ``count`` more of ``event`` (negative: taken back), rounded up."""
+        """Return the totals after ``count`` more of ``event`` (negative: refunded), rounded up."""
         try:
             count = operator.index(count)
         except TypeError:
-            raise InvalidValue(f"count must be a whole number, got {count!r}") from None
+            raise InvalidValue(f"count must be an integer, got {count!r}") from None
         for part, each in flatten(event):
             if abs(each * count) >= 2**62:
                 raise InvalidValue(f"count must be below 2**62 in all, got {each * count} of {part}")
@@ -110,8 +110,8 @@ class BasicFilter(Additive):
 
     Notes
     -----
-    Rogers, Roth, Ullman & Vadhan 2016: sums of ε and of δ are a valid filter. What is charged is true to
-    less, by more than the tolerance (`tolerance`).
+    Rogers, Roth, Ullman & Vadhan 2016: sums of ε and of δ are a valid filter. The true cost is below the
+    charge by more than the tolerance (`tolerance`).
 
     Examples
     --------
@@ -162,12 +162,12 @@ class ZcdpFilter(Additive):
     budget : Budget
         The budget. ρ is the largest whose tight conversion meets (ε, δ).
     approximate : float, default 0.0
-        A part of δ that is set aside for answers that are only approximately zCDP.
+        A part of δ reserved for answers that are only approximately zCDP.
 
     Notes
     -----
     Whitehouse, Ramdas, Rogers & Wu 2023, Thm. 1 (and Feldman & Zrnic 2021): (approximate) zCDP composes fully
-    adaptively with Σρ and Σδ bounded ahead.
+    adaptively if bounds on Σρ and Σδ are fixed in advance.
 
     Examples
     --------
@@ -188,7 +188,7 @@ class ZcdpFilter(Additive):
             raise InvalidValue(
                 f"approximate must be below the budget's delta {self.budget.delta:g}, got {reserve:g}"
             )
-        rest = self.budget.delta - reserve * (1 + 2 * MARGIN)  # which fills up by the tolerance, too
+        rest = self.budget.delta - reserve * (1 + 2 * MARGIN)  # the reserve fills up by the tolerance too
         object.__setattr__(self, "rho", zcdp.rho_tight(self.budget.epsilon, rest) if rest > 0 else 0.0)
 
     def start(self) -> Totals:
@@ -234,9 +234,9 @@ class GdpFilter(Additive):
     Notes
     -----
     Smith & Thakurta 2022 (a filter with the parameters of non-adaptive composition); Koskela, Tobaben &
-    Honkela 2023: if Σμᵢ² <= μ² always, the whole is μ-GDP. An ε-DP answer is μ-GDP with
-    μ = 2Φ⁻¹(e^ε/(1+e^ε)): the Gaussian trade-off curve is convex, and lies below randomised response's two
-    segments as soon as it passes below their corner.
+    Honkela 2023: if Σμᵢ² <= μ² always, the whole is μ-GDP. An ε-DP answer is μ-GDP with μ =
+    2Φ⁻¹(e^ε/(1+e^ε)): the Gaussian trade-off curve is convex, and lies below the two segments of randomised
+    response as soon as it passes below their corner.
 
     Examples
     --------
@@ -294,28 +294,28 @@ DEFAULT_ORDERS = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64
 
 @dataclass(frozen=True, slots=True)
 class RdpFilter(Additive):
-    """A privacy filter that adds up Rényi divergences at orders chosen ahead; one that fits is enough.
+    """A privacy filter that adds up Rényi divergences at fixed orders; the budget holds if one order fits.
 
     Parameters
     ----------
     budget : Budget
         The budget.
     orders : tuple of float, default `DEFAULT_ORDERS`
-        The orders α > 1. Each more costs log(their number) / (α - 1).
+        The orders α > 1. Each further order costs log(number of orders) / (α - 1).
 
     Notes
     -----
-    One order α: Feldman & Zrnic 2021. Several: let X_α = exp((α-1)(L - Σε(α))), a supermartingale
-    with mean at most 1 whatever is asked next, L being the privacy loss so far. With weights Σw = 1 so is
-    ΣwX, and if Σε(α) <= ε - log(c_α / (w δ)) / (α-1) for some α when the asking ends, then
-    (1 - e^(ε-L))₊ <= c_α e^((α-1)(L-ε)) <= δ w X_α, so its mean, which is δ(ε), is at most δ. The choice of
-    α may depend on everything: that is what the weights (log of their number, over α-1) pay for.
+    One order α: Feldman & Zrnic 2021. Several: let X_α = exp((α-1)(L - Σε(α))), where L is the privacy loss
+    so far; it is a supermartingale with mean at most 1 for any choice of the next query. With weights Σw = 1
+    so is ΣwX, and if Σε(α) <= ε - log(c_α / (w δ)) / (α-1) for some α at the stopping time, then (1 -
+    e^(ε-L))₊ <= c_α e^((α-1)(L-ε)) <= δ w X_α, so its mean, which is δ(ε), is at most δ. The choice of α may
+    depend on everything; the weights (log of their number, over α-1) pay for it.
 
-    A choice of bounded range ε on a Poisson batch of rate q (add-remove, zero-out): given who else is in the
-    batch, its losses are log(1 - q + q e^L), or minus that, with L in an interval [t - ε, t] that holds 0.
-    They lie in an interval no longer than ε' = log(1 + q(e^ε - 1)), the length at t = ε, and cost ε'²/8 times
-    α (`zcdp.rho_of_bounded_range`). Not to know who else is there costs nothing more: Rényi divergence is
-    jointly quasi-convex (van Erven & Harremoës 2014, Thm. 13).
+    A choice of bounded range ε on a Poisson batch of rate q (add-remove, zero-out): given the other records
+    in the batch, its losses are log(1 - q + q e^L), or minus that, with L in an interval [t - ε, t] that
+    contains 0. They lie in an interval of length at most ε' = log(1 + q(e^ε - 1)), the length at t = ε, and
+    cost ε'²/8 times α (`zcdp.rho_of_bounded_range`). The mixture over the other records costs no more: Rényi
+    divergence is jointly quasi-convex (van Erven & Harremoës 2014, Thm. 13).
 
     Examples
     --------
@@ -371,7 +371,7 @@ class RdpFilter(Additive):
 
 
 def _converted(order: float, goal: float) -> float:
-    """Return what the conversion to (ε, e^goal) adds to Rényi DP at an order, rounded up."""
+    """Return the cost of converting Rényi DP at an order to (ε, e^goal), rounded up."""
     size = abs(_log_c(order)) + abs(goal)
     return (_log_c(order) - goal + 1e-15 * size) / (order - 1)
 
@@ -385,7 +385,7 @@ def _is_order(order: float) -> bool:
 
 
 def _log_c(order: float) -> float:
-    """log sup_t (1 - e^-t) e^(-(α-1)t) = log of (1/α) (1 - 1/α)^(α-1)."""
+    """Return log sup_t (1 - e^-t) e^(-(α-1)t) = log of (1/α) (1 - 1/α)^(α-1)."""
     return (order - 1) * math.log1p(-1 / order) - math.log(order)
 
 

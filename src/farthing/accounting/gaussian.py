@@ -1,11 +1,11 @@
-"""The Gaussian mechanism, exactly.
+"""Compute the exact privacy curve of the Gaussian mechanism, and its noise.
 
 With μ = sensitivity / standard deviation the mechanism is (ε, δ)-DP if and only if
 
     δ >= Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)
 
-(Balle & Wang 2018, "Improving the Gaussian mechanism for differential privacy", Theorem 8). It holds
-for whatever adjacency the sensitivity was taken under, against anyone who sees the answers.
+(Balle & Wang 2018, "Improving the Gaussian mechanism for differential privacy", Theorem 8). It holds under
+the adjacency of the sensitivity, against an observer who sees the answers.
 
 With a = ε/μ − μ/2, b = ε/μ + μ/2 and Mills' ratio R(x) = Φ(−x)/φ(x) the right side is
 φ(a) (R(a) − R(b)), because e^ε φ(b) = φ(a): no overflow, and no cancellation once R(a) − R(b) is
@@ -31,7 +31,7 @@ from farthing.errors import InvalidValue
 
 Array = npt.NDArray[np.float64]
 
-_SMALLEST = 5e-324  # a positive δ is never printed as 0
+_SMALLEST = 5e-324  # a positive δ is never reported as 0
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -39,7 +39,7 @@ _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 def safe_root(excess: Callable[[float], float], safe: float, unsafe: float) -> float:
     """Return the crossing of a monotone ``excess`` between the two points, on the side where it is <= 0.
 
-    Regula falsi (Illinois), with a bisection every fourth step so that it always ends.
+    Regula falsi (Illinois), with a bisection every fourth step for guaranteed termination.
     """
     at_safe, at_unsafe, last = excess(safe), excess(unsafe), 0
     for step in range(300):
@@ -67,7 +67,7 @@ def _mills(x: Array) -> Array:
 
 
 def _mills_slope(x: Array) -> Array:
-    """1 − x R(x) = −R'(x) > 0, by its asymptotic series from 20 on."""
+    """Return 1 − x R(x) = −R'(x) > 0, by its asymptotic series from 20 on."""
     inverse = 1 / np.square(np.maximum(x, 20.0))
     series = np.ones_like(x)
     for k in range(10, 0, -1):
@@ -90,7 +90,7 @@ def _log_delta(mu: Array, epsilon: Array) -> Array:
         result = log_phi + log_gap
         if (large := ~narrow & (a <= 0)).any():
             result[large] = np.log1p(-(ndtr(a[large]) + np.exp(log_phi[large]) * _mills(b[large])))
-        result += 1e-13 + 1e-15 * np.maximum(a, 0) * b  # what rounding may have taken away
+        result += 1e-13 + 1e-15 * np.maximum(a, 0) * b  # covers rounding
         result = np.where((mu == 0) | (a > 1e150), -math.inf, result)
     return np.minimum(result, 0.0)
 
@@ -142,7 +142,7 @@ def _log(target: float) -> float:
 
 
 def epsilon(mu: float, delta: float) -> float:
-    """Return the smallest ε at this δ, rounded up; 0 where δ alone covers it."""
+    """Return the smallest ε at this δ, rounded up; 0 if δ alone suffices."""
     mu, goal = validate.non_negative(mu=mu), _log(delta)
 
     def excess(value: float) -> float:
@@ -165,11 +165,11 @@ def _inner_delta(delta: float) -> float:
 
 
 def largest_mu(epsilon: float, delta: float) -> float:
-    """Return the largest μ that is (ε, δ)-DP, rounded down by what its own arithmetic may err."""
+    """Return the largest μ that is (ε, δ)-DP, rounded down by the error bound of the arithmetic."""
     return _largest_mu(validate.non_negative(epsilon=epsilon), _log(delta), float(delta))
 
 
-@lru_cache(maxsize=1024)  # a budget and its parts ask for the same few
+@lru_cache(maxsize=1024)  # a budget and its parts need the same few values
 def _largest_mu(epsilon: float, goal: float, delta: float) -> float:
     safe = 0.999 * math.sqrt(2) * epsilon / (math.sqrt(epsilon - goal) + math.sqrt(-goal))
     safe = max(safe, 2.5 * delta)  # δ_μ(ε) <= δ_μ(0) <= μ/√(2π)
@@ -196,9 +196,9 @@ def classic_noise(epsilon: float, delta: float) -> float:
 
 
 def compose(mus: Iterable[float]) -> float:
-    """√Σμ²: what several Gaussian mechanisms cost together, exactly (Dong, Roth & Su 2022, Cor. 3.3).
+    """Return √Σμ², the exact composition of Gaussian mechanisms (Dong, Roth & Su 2022, Cor. 3.3).
 
-    Never for sampled ones. A Gaussian on a random sample is not Gaussian-DP for any useful μ, and
-    the central-limit formula μ = q√(T(e^{1/σ²} − 1)) is a limit, not a bound: it may fall short.
+    It does not apply to sampled mechanisms. A Gaussian on a random sample is not Gaussian-DP for any useful
+    μ, and the central-limit formula μ = q√(T(e^{1/σ²} − 1)) is a limit, not a bound: it may be too small.
     """
     return math.hypot(*(validate.non_negative(mu=value) for value in mus)) * (1 + 1e-15)

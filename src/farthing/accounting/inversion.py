@@ -1,4 +1,4 @@
-"""δ(ε) from M on one vertical line, as a certified upper bound.
+"""Compute δ(ε) from M on one vertical line, as a certified upper bound.
 
 With L the privacy loss and M(s) = E[e^(sL)], for any λ > 0
 

@@ -1,4 +1,4 @@
-"""Privacy losses on a grid, rounded up: what an event, or many of them, adds to log(P/Q).
+"""Discretise privacy losses on a grid, rounded up, for one event or many.
 
 A `LossMasses` holds masses under P at whole multiples of ``step``, and at infinity. It stands for a
 dominating pair in one sense only: for every convex, non-increasing f with f(0) = 1 the sum Σ wⱼ f(r e^(-jh))

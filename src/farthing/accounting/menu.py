@@ -1,33 +1,35 @@
 """Spend from a public menu: the next event may depend on the answers, at nearly the price of a fixed plan.
 
-A menu is a finite list of events, fixed before the first answer. Of entry m, ``steps[m]`` events are bought
-at once for ``prices[m]`` units, and no more than ``units`` units are spent in all. Which entry is bought
-next, and which of the bought events happens next, may follow from every answer so far.
+A menu is a finite list of events, fixed before the first answer. Events of entry m are bought in blocks of
+``steps[m]`` for ``prices[m]`` units, and at most ``units`` units are spent in all. The entry that is bought
+next, and the bought event that happens next, may depend on all answers so far.
 
 **Theorem.** Let (P_m, Q_m) dominate one event of entry m in one direction (a record removed, say), and let r
 be the density of the answers so far under D' over that under D. Put
 
     φ₀(r) = max(0, 1 - e^ε r),   φ_u(r) = max(φ_{u-1}(r), max_m E[φ_{u-c_m}(r L)]),
 
-L being a product of b_m independent Q_m/P_m under P_m, over the entries with price c_m <= u. Then the answers
-of any strategy within U units satisfy H_{e^ε}(D ‖ D') <= φ_U(1): they are (ε, φ_U(1))-DP in that direction.
+where L is a product of b_m independent Q_m/P_m under P_m, over the entries with price c_m <= u. Then the
+answers of any strategy within U units satisfy H_{e^ε}(D ‖ D') <= φ_U(1): they are (ε, φ_U(1))-DP in that
+direction.
 
-*Proof.* φ₀ is convex, non-increasing and bounded, and products, averages and maxima keep that. For such f,
-E_{M(D)}[f(r M(D')/M(D))] <= E_{P_m}[f(r Q_m/P_m)] whenever the pair dominates M, because f is a mixture of
+*Proof.* φ₀ is convex, non-increasing and bounded, and products, averages and maxima preserve this. For such
+f, E_{M(D)}[f(r M(D')/M(D))] <= E_{P_m}[f(r Q_m/P_m)] whenever the pair dominates M, because f is a mixture of
 (k - r)₊, whose averages are hockey-stick divergences (Zhu, Dong & Wang 2022). Let u units be left and a_m
 events of each entry be bought and not used, and put Ψ(r, u, a) = E[φ_u(r Π L_m)], over a_m independent
-Q_m/P_m of each m. Ψ bounds what the answers can still reach. (1) A bought event happens: E[Ψ(r L_m, u, a -
-e_m)] = Ψ(r, u, a), and any event that the entry dominates does no more, for Ψ is convex and non-increasing in
-r. (2) More are bought: φ_u(r) >= E[φ_{u-c_m}(r L)] at every r, so Ψ(r, u - c_m, a + b_m e_m) <= Ψ(r, u, a).
-(3) The asking ends: E[Π L] <= 1, so Ψ(r, u, a) >= φ_u(r) >= φ₀(r). At the start r = 1, u = U, a = 0. ∎
+Q_m/P_m of each m. Ψ bounds the divergence that the strategy can still reach. (1) A bought event happens:
+E[Ψ(r L_m, u, a - e_m)] = Ψ(r, u, a), and an event that the entry dominates reaches no more, as Ψ is convex
+and non-increasing in r. (2) A block is bought: φ_u(r) >= E[φ_{u-c_m}(r L)] at every r, so Ψ(r, u - c_m, a +
+b_m e_m) <= Ψ(r, u, a). (3) The strategy stops: E[Π L] <= 1, so Ψ(r, u, a) >= φ_u(r) >= φ₀(r). At the start r
+= 1, u = U, a = 0. ∎
 
-So a block may be used up in any order with other entries, at any time; what is left of it is not given back.
-That the events happen one by one is part of the proof: an entry costs ceil(n_m / b_m) c_m units after n_m
+So the events of a block may be used in any order with other entries, at any time; the unused ones are not
+refunded. The proof counts events that happen one by one: an entry costs ceil(n_m / b_m) c_m units after n_m
 events.
 
-On a computer φ is kept on a grid of log(1/r), upwards throughout: below the grid it is its lowest value
-there, above it 1; kernels are those of `accounting.loss_masses`. With a single entry of rate 1 this is the
-exact filter of Gaussian DP up to rounding, and with a single entry the price is that of a fixed plan.
+Numerically, φ is kept on a grid of log(1/r) and rounded up throughout: below the grid it has the lowest grid
+value, above it 1; the kernels are those of `accounting.loss_masses`. With a single entry of rate 1 this is
+the exact filter of Gaussian DP up to rounding, and with a single entry the price is that of a fixed plan.
 
 >>> from farthing.budget import Budget
 >>> from farthing.queries.events import (GaussianEvent, PoissonEvent)
@@ -61,12 +63,12 @@ from farthing.queries.samplers import HasEvent
 
 Array = NDArray[np.float64]
 
-UNITS = 128  # by default: a block is about so small a part of the budget
-_POINTS = 12  # of the grid in the standard deviation of a block's loss
-_CUT = 1e-4  # of δ, by which all cuts of tails may add to it
-_TRIES = 6  # at prices
-_FEW = 1000  # events: their number is not rounded down before prices are set
-_DEAREST = 64  # units that a block may cost where that wastes least
+UNITS = 128  # default: a block is about this fraction of the budget
+_POINTS = 12  # grid points per standard deviation of a block's loss
+_CUT = 1e-4  # the share of δ that truncated tails may add
+_TRIES = 6  # attempts to find prices
+_FEW = 1000  # below this many events, counts are not rounded down before prices are set
+_DEAREST = 64  # the most units of a block
 _UNIT = 2.0**-53
 
 
@@ -77,14 +79,14 @@ class Menu:
     Parameters
     ----------
     events : iterable of Event or of mechanisms
-        The entries, such as ``Poisson(0.01).amplify(Gaussian(2.0))``. An event that is asked and is not an
-        entry is charged as the cheapest entry that dominates it: more noise, a smaller sampling rate.
+        The entries, such as ``Poisson(0.01).amplify(Gaussian(2.0))``. An event that is not an entry is
+        charged as the cheapest entry that dominates it: less noise, or a larger sampling rate.
     weights : iterable of float, optional
         The price of each entry relative to its share of a fixed plan; 1 each by default, so that every entry
-        alone gets about the same share. If an entry of little noise costs 2, the others get more.
+        alone gets about the same share. If an entry with little noise has weight 2, the others get more.
     units : int, default 128
-        How many units a budget has at least. More units make smaller blocks: less is lost in blocks that are
-        begun and not used up, but the share of a fixed plan falls a little and prices take longer to find.
+        The least number of units of a budget. More units make smaller blocks: less is lost in blocks that are
+        begun and not used up, but the share of a fixed plan falls slightly and finding prices takes longer.
 
     Examples
     --------
@@ -104,16 +106,16 @@ class Menu:
         if not entries:
             raise InvalidValue("a menu needs at least one event")
         if len(set(entries)) < len(entries):
-            raise InvalidValue(f"a menu names every event once, got {list(entries)}")
+            raise InvalidValue(f"the events of a menu must differ, got {list(entries)}")
         shares = None if weights is None else tuple(validate.positive(weight=weight) for weight in weights)
         if shares is not None and len(shares) != len(entries):
-            raise InvalidValue(f"weights must be one for each of {len(entries)} events, got {len(shares)}")
+            raise InvalidValue(f"there must be {len(entries)} weights, one per event, got {len(shares)}")
         object.__setattr__(self, "events", entries)
         object.__setattr__(self, "weights", shares)
         object.__setattr__(self, "units", validate.count(units=units))
 
     def __call__(self, budget: Budget) -> "MenuFilter":
-        """Return the filter of this menu for a budget, with prices that are found here."""
+        """Return the filter of this menu for a budget, and find its prices."""
         validate.probability(delta=budget.delta)
         weights = self.weights or (1.0,) * len(self.events)
         fixed = tuple(_fixed(event, budget) / w for event, w in zip(self.events, weights, strict=True))
@@ -130,9 +132,9 @@ class Menu:
 class MenuFilter(Additive):
     """A privacy filter for events of a menu: ``steps`` events of an entry for ``prices`` of ``units`` units.
 
-    Totals are counts, one an entry; n events use ceil(n / steps) blocks. Prices are certified when the filter
-    is made, also when a journal brings them: `InvalidValue` where some strategy within them could pass the
-    budget.
+    Totals are counts, one per entry; n events use ceil(n / steps) blocks. Prices are certified when the
+    filter is made, also when they come from a journal: `InvalidValue` is raised if some strategy within them
+    could exceed the budget.
     """
 
     budget: Budget
@@ -150,26 +152,26 @@ class MenuFilter(Additive):
             counts = tuple(validate.count(**{name: count}) for count in getattr(self, name))
             if len(counts) != len(self.events):
                 raise InvalidValue(
-                    f"{name} must be one for each of {len(self.events)} events, got {len(counts)}"
+                    f"{name} must have one entry for each of {len(self.events)} events, got {len(counts)}"
                 )
             object.__setattr__(self, name, counts)
         if _reach(self.events, self.steps, self.prices, self.units, self.budget) < self.units:
             raise InvalidValue(
-                f"the prices {self.prices} for {self.steps} events in {self.units} units let a strategy pass "
+                f"the prices {self.prices} for {self.steps} events in {self.units} units can exceed "
                 "the budget: make the filter with Menu(events), which finds prices that do not"
             )
 
     def start(self) -> Totals:
-        """Return no events of any entry."""
+        """Return zero events of every entry."""
         return [0.0] * len(self.events)
 
     def cost(self, event: Event) -> Totals:
-        """Return 1 at the cheapest entry that dominates an event."""
+        """Return 1 at the cheapest entry that dominates an event, 0 elsewhere."""
         fitting = [place for place, entry in enumerate(self.events) if self._covers(entry, event)]
         if not fitting:
             raise Unsupported(
                 f"{event} is not on the menu, and no entry dominates it (by less noise or a larger sampling "
-                f"rate): ask for one of {', '.join(map(str, self.events))}"
+                f"rate): use one of {', '.join(map(str, self.events))}"
             )
         cheapest = min(fitting, key=lambda place: self.prices[place] / self.steps[place])
         return [float(place == cheapest) for place in range(len(self.events))]
@@ -177,37 +179,37 @@ class MenuFilter(Additive):
     def add(self, total: Totals, event: Event, count: int = 1) -> Totals:
         """Return the counts after ``count`` more of ``event``; a negative count takes some back.
 
-        The theorem speaks of events that happened: reserved ones that did not are given back, and with them a
-        block of which nothing happened.
+        The theorem counts events that happened: reserved ones that did not happen are refunded, and so is a
+        block of which no event happened.
         """
         return [float(math.floor(one)) for one in Additive.add(self, total, event, count)]
 
     def fits(self, total: Totals) -> bool:
-        """Return whether the blocks that are begun cost no more than all units."""
+        """Return whether the blocks that were begun cost at most all units."""
         return self._used(total) <= self.units
 
     def fits_within(self, budget: Budget, total: Totals) -> bool:
-        """Return whether the blocks that are begun keep every strategy within another, smaller budget."""
+        """Return whether the blocks that were begun keep every strategy within another, smaller budget."""
         return self._used(total) <= _reach(self.events, self.steps, self.prices, self.units, budget)
 
     def share(self, total: Totals) -> float:
-        """Return the part of all units that is used."""
+        """Return the share of units that is used."""
         return self._used(total) / self.units
 
     def epsilon(self, total: Totals) -> float:
-        """Return ε of so many events at the budget's δ, had their numbers been fixed ahead."""
+        """Return ε of these counts at the budget's δ, if they had been fixed in advance."""
         asked = [RepeatedEvent(event, int(n)) for event, n in zip(self.events, total, strict=True) if n >= 1]
         if not asked:
             return 0.0
         return pld.epsilon(ComposedEvent(tuple(asked)), self.budget.delta, self.budget.adjacency)
 
     def most(self, event: Event) -> int:
-        """Return how many of one event alone the budget allows."""
+        """Return the number of events of one kind that the budget allows."""
         place = self.cost(event).index(1.0)
         return self.units // self.prices[place] * self.steps[place]
 
     def free(self, total: Totals, event: Event) -> int:
-        """Return how many more of an event the block that was begun last pays for."""
+        """Return how many more of an event the last block covers."""
         place = self.cost(event).index(1.0)
         return -int(total[place]) % self.steps[place]
 
@@ -252,7 +254,7 @@ def _dominates(entry: Pair, event: Pair) -> bool:
             rarer = two.p <= one.p and two.r <= one.r
             return alike and rarer and abs(two.a) <= abs(one.a) and abs(two.b) <= abs(one.b)
         case pairs.Mixture((one, _)), pairs.Mixture((two, _)):
-            if one.start is None or two.start is None:  # not of fixed size
+            if one.start is None or two.start is None:  # not a fixed-size sample
                 return False
             return two.p <= one.p and abs(two.a) <= abs(one.a)
     return False
@@ -262,7 +264,7 @@ def _dominates(entry: Pair, event: Pair) -> bool:
 def _priced(
     events: tuple[Event, ...], fixed: tuple[float, ...], budget: Budget, units: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """The largest blocks that a few tries find, for ``fixed`` events of each entry if nothing were lost."""
+    """Return the largest blocks that a few attempts find, for ``fixed`` events of each entry without loss."""
     scale, best = 0.99, None
     for _ in range(_TRIES):
         found = _blocks([scale * count for count in fixed], units)
@@ -280,7 +282,7 @@ def _priced(
 
 
 def _fixed(event: Event, budget: Budget) -> float:
-    """Return how many events a fixed plan allows, with a fraction: it sets a price, and proves nothing."""
+    """Return the number of events of a fixed plan, with a fraction; it sets a price and proves nothing."""
     found = ways(event, budget.adjacency)
     ranged = isinstance(found[0], WorstChoice)
 
@@ -292,7 +294,7 @@ def _fixed(event: Event, budget: Budget) -> float:
         many = (repeated(way, count, step, budget.delta * _CUT) for way in found)
         return max(loss_masses.delta(losses, budget.epsilon) for losses in many)
 
-    count = calibrate.steps(event, budget)  # by the worst ε-DP mechanism, of a choice
+    count = calibrate.steps(event, budget)  # a choice is priced as the worst ε-DP mechanism
     if ranged:
         count = bisect_left(range(1, 16 * count + 16), True, key=lambda n: delta(n) > budget.delta)
     if not 1 <= count < _FEW:
@@ -306,18 +308,18 @@ def _fixed(event: Event, budget: Budget) -> float:
 
 
 def _blocks(counts: list[float], units: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Return steps, prices and a number of units that lose least of ``counts`` to whole numbers.
+    """Return the steps, prices and units that lose least of ``counts`` to integers.
 
-    No entry is cheaper than its share, steps / price <= count / units, but one that takes all of them.
+    No entry is cheaper than its share, steps / price <= count / units, except one that takes all units.
     """
 
     def block(count: float, total: int) -> tuple[int, int]:
         prices = np.arange(1, min(total, _DEAREST) + 1)
         prices = np.append(prices, min(total, math.ceil(total / count)))
         steps = np.floor(prices * (count / total)).astype(np.int64)
-        steps[-1] = max(1, steps[-1])  # what fits just once, or what rounding takes off the last price
+        steps[-1] = max(1, steps[-1])  # an event that fits once, or lost by rounding the last price
         kept = total // prices * steps
-        place = int(np.argmax(kept / count - prices / total / 4))  # a block is left half used at the end
+        place = int(np.argmax(kept / count - prices / total / 4))  # the last block is half used on average
         return int(steps[place]), int(prices[place])
 
     def loss(total: int) -> float:
@@ -334,7 +336,7 @@ def _blocks(counts: list[float], units: int) -> tuple[tuple[int, ...], tuple[int
 def _reach(
     events: tuple[Event, ...], steps: tuple[int, ...], prices: tuple[int, ...], units: int, budget: Budget
 ) -> int:
-    """Return how many units, at most 3 % above ``units``, keep every strategy within the budget."""
+    """Return the units, at most 3 % above ``units``, that keep every strategy within the budget."""
     most, delta = math.ceil(1.03 * units), inner(budget.delta)
     for direction in range(max(len(ways(event, budget.adjacency)) for event in events)):
         deltas = islice(worst_deltas(events, steps, prices, units, budget, direction), most)
@@ -352,7 +354,7 @@ def worst_deltas(
 ) -> Iterator[float]:
     """Yield φ_u(1) at the budget's ε for u = 1, 2, …, rounded up, in one direction.
 
-    ``units`` sets the grid, which is made for about so many of them.
+    ``units`` sets the resolution of the grid.
     """
     mu = gaussian.mu(budget.epsilon, budget.delta)
     step = mu / math.sqrt(max(units // price for price in prices) or 1) / _POINTS
@@ -379,7 +381,7 @@ def worst_deltas(
 
 
 def _expected(kernel: LossMasses, values: Array) -> Array:
-    """E[φ(r L)] at every point of the grid, rounded up."""
+    """Return E[φ(r L)] at every point of the grid, rounded up."""
     length, first, last = len(kernel.masses), kernel.first, kernel.first + len(kernel.masses) - 1
     below, above = max(0, -first), max(0, last)
     padded = np.concatenate([np.full(below, values[0]), values, np.ones(above)])

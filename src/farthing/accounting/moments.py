@@ -1,8 +1,8 @@
-"""The moments accountant of Abadi et al. 2016, by numerical integration.
+"""Implement the moments accountant by numerical integration.
 
-"Deep Learning with Differential Privacy", Section 3.2: Poisson batches (the paper's lots) at rate q,
-Gaussian noise σ, add-remove, against anyone who does not see which records were drawn. With μ₀ = N(0, σ²) and
-μ = (1 − q) μ₀ + q N(1, σ²) the λ-th log moment of T steps is at most
+Abadi et al. 2016, "Deep Learning with Differential Privacy", Section 3.2: Poisson batches (the paper's lots)
+at rate q, Gaussian noise σ, add-remove, against anyone who does not see which records were drawn. With
+μ₀ = N(0, σ²) and μ = (1 − q) μ₀ + q N(1, σ²) the λ-th log moment of T steps is at most
 
     T max(ln E_{μ₀}[(μ₀/μ)^λ], ln E_μ[(μ/μ₀)^λ]),      ε = min over λ of (moment + ln 1/δ)/λ.
 

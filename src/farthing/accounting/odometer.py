@@ -1,27 +1,27 @@
-"""Say what was spent where the answers decided when to stop: an odometer, by a ladder of filters.
+"""Bound the spent budget where the answers decided when to stop: an odometer, by a ladder of filters.
 
-The ε of so many answers holds if their number was fixed ahead. Somebody who looks at every answer, and stops
-where it shows most, can make more of them than that ε says. An odometer prints a number that stands at such a
-stop too.
+The ε of a number of answers holds if their number was fixed in advance. An analyst who sees every answer and
+stops when they reveal most may learn more than that ε says. An odometer reports a number that is valid at
+such a stopping time too.
 
-**Definition.** An odometer prints a number for every outcome of an interaction. It is valid at δ if, however
-the next question and the stop follow from the answers, for every e and every set S of outcomes for which it
-prints at most e, P(S) <= e^e P'(S) + δ for neighbouring data sets: whoever acts on what is printed has what
-is printed. (Rogers, Roth, Ullman & Vadhan 2016 ask that the privacy loss be below what is printed but for δ,
-which implies it.)
+**Definition.** An odometer reports a number for every outcome of an interaction. It is valid at δ if, for
+every way in which the next query and the stop depend on the answers, every e and every set S of outcomes for
+which it reports at most e, P(S) <= e^e P'(S) + δ for neighbouring data sets. (Rogers, Roth, Ullman & Vadhan
+2016 require that the privacy loss is below the reported number except with probability δ, which implies it.)
 
-**Theorem.** Take levels e₁ < … < e_J below the budget's ε, chosen ahead, and for each a filter of
-(e_j, δ/J). Print the lowest level whose filter the totals at the stop fit; where none does, the budget's ε.
-That is valid at δ, under the adjacency and for the unit of the filters.
+**Theorem.** Take levels e₁ < … < e_J below the budget's ε, fixed in advance, and for each a filter of (e_j,
+δ/J). Report the lowest level whose filter the totals at the stop fit, or the budget's ε if none does. This is
+valid at δ, under the adjacency and for the unit of the filters.
 
-*Proof.* Totals do not fall, so an outcome for which e_j is printed is one of the interaction that the filter
-of level j would have let through to its end, and as likely in it. Hence P(S, e_j printed) <=
-e^(e_j) P'(S, e_j printed) + δ/J. Let S be outcomes with at most e < ε printed; add up over the levels up to
-e. With e >= ε, the budget's own filter says it of every S at once. ∎
+*Proof.* Totals never decrease, so an outcome with report e_j is an outcome of the interaction that the filter
+of level j would have allowed to its end, with the same probability. Hence P(S, report e_j) <= e^(e_j) P'(S,
+report e_j) + δ/J. For a set S of outcomes with reports of at most e < ε, add this up over the levels up to e.
+For e >= ε the budget's own filter gives the inequality for every S. ∎
 
-The same holds of a plan, with parts of it in place of filters: level j is the first f_j of every promise, at
-its tight ε for δ/J. Under basic composition no ladder is needed. An (ε, δ)-DP answer is, but for δ, one whose
-likelihood ratio is at most e^ε (Kairouz, Oh & Viswanath 2015); so is the sum of all, whenever it ends.
+The same holds for a plan, with parts of it in place of filters: level j is the first fraction f_j of every
+promise, at its tight ε for δ/J. Basic composition needs no ladder: except with probability δ, an (ε, δ)-DP
+answer has a likelihood ratio of at most e^ε (Kairouz, Oh & Viswanath 2015), and so does the sum of all at any
+stopping time.
 
 >>> from farthing.accounting.filters import GdpFilter
 >>> from farthing.queries.events import GaussianEvent
@@ -45,24 +45,24 @@ from farthing.queries.events import ComposedEvent, Event, RepeatedEvent
 
 THEOREM = "a ladder of filters, farthing.accounting.odometer"
 STOPPING = "valid only if the stopping time was fixed in advance; the ledger's guarantee holds in any case"
-_LEVELS = tuple(2.0 ** (-k / 6) for k in range(30, 0, -1))  # of ε: from a thirty-second to nine tenths
-_FEW = tuple(2.0 ** (-k / 3) for k in range(9, 0, -1))  # of menus, which take longer to price
+_LEVELS = tuple(2.0 ** (-k / 6) for k in range(30, 0, -1))  # fractions of ε, from 1/32 to 0.89
+_FEW = tuple(2.0 ** (-k / 3) for k in range(9, 0, -1))  # fewer for menus, which take longer to price
 
 
 def epsilon(rule: Filter, total: Totals) -> float | None:
-    """Return ε of totals at a stop that the answers may have decided; None where nothing better is known.
+    """Return ε of totals at a stopping time that may depend on the answers; None if no bound is known.
 
     Parameters
     ----------
     rule : Filter
         The privacy filter: basic, GDP, zCDP, Rényi or a menu's.
     total : list of float
-        Its totals.
+        Its totals at the stop.
 
     Returns
     -------
     float or None
-        Never above the budget's ε.
+        At most the budget's ε.
     """
     if isinstance(rule, BasicFilter):
         return rule.epsilon(total)
@@ -82,28 +82,28 @@ def epsilon(rule: Filter, total: Totals) -> float | None:
 
 
 def _fits(rule: Any, level: Budget, total: Totals) -> bool:
-    """Whether totals fit a filter of this kind for the budget of a level."""
+    """Return whether totals fit a filter of this kind for the budget of a level."""
     if isinstance(rule, MenuFilter):
         return rule.fits_within(level, total)
     return bool(replace(rule, budget=level).fits(total))
 
 
 def planned(plan: Sequence[tuple[Event, int]], counts: Sequence[int], budget: Budget) -> float:
-    """Return ε of the first answers of a plan, where the answers may have decided how many there were.
+    """Return ε of the first answers of a plan, whose number may depend on the answers.
 
     Parameters
     ----------
     plan : sequence of (Event, int)
-        What was promised, and how often.
+        The promised events with their counts.
     counts : sequence of int
-        How many of each were asked.
+        The number of answers of each event.
     budget : Budget
         The budget, for its δ and adjacency.
 
     Returns
     -------
     float
-        Never above that of the whole plan.
+        At most that of the whole plan.
     """
     whole = tuning.epsilon(_composed(plan), budget.delta, budget.adjacency)
     for part in _LEVELS if any(counts) else ():
@@ -119,7 +119,7 @@ def _composed(plan: Sequence[tuple[Event, int]]) -> Event:
 
 
 def said(rule: Filter, plan: Sequence[tuple[Event, int]], counts: Sequence[int], total: Totals) -> str:
-    """Return, in words, what holds where the answers decided when to stop."""
+    """Return a sentence on the guarantee if the stopping time depended on the answers."""
     if not plan and isinstance(rule, BasicFilter):
         return f"valid also if the stopping time depended on the answers ({rule.theorem})"
     found = planned(plan, counts, rule.budget) if plan else epsilon(rule, total)

@@ -1,4 +1,4 @@
-"""Dominating pairs: the two worlds an observer has to tell apart, event by event.
+"""Define dominating pairs: for every event, the two distributions that an observer must tell apart.
 
 A pair (P, Q) *dominates* a mechanism when no test does better between its outputs on neighbouring
 data than between P and Q (Zhu, Dong & Wang 2022, Def. 7); dominating pairs compose (their Thm. 10),

@@ -1,19 +1,18 @@
-"""Personal budgets: levels of ε, the rates and weights that spend them, and a filter with a balance for each.
+"""Account for personal budgets: levels of ε, the rates and weights that spend them, and a filter for each.
 
-What a unit pays is the event of its own level (`farthing.queries.personal` has the theorem, adjacency by
-adjacency). So books are kept by level and not by person, and cost the same for a hundred people and for a
-million. More than 32 different ε are rounded *down* onto 32 levels, by less than a factor
-(largest / smallest)^(1/31).
+A unit pays the event of its own level (`farthing.queries.personal` has the theorem, for each adjacency). So
+the books are kept per level and not per person, and cost the same for a hundred people and for a million.
+More than 32 different ε are rounded *down* to 32 levels, by less than a factor (largest / smallest)^(1/31).
 
-Rates. T batches with noise multiplier σ at rate q cost more the larger q is, so each level has one largest
+Rates. The price of T batches with noise multiplier σ grows with the rate q, so each level has one largest
 rate that keeps it within (ε_k, δ) by tight accounting: `rates`. σ follows from one plan at the mean budget:
-in the limit of Gaussian DP a level's rate is proportional to its μ_k, so the expected batch is what that plan
-has, Σ n_k q_k; where that would leave a part of the largest budget even at rate 1, the noise is what spends
+in the limit of Gaussian DP a level's rate is proportional to its μ_k, so the expected batch Σ n_k q_k is that
+of this plan. If a part of the largest budget would be left even at rate 1, the noise is the one that spends
 it at rate 1. A level that would not be drawn once in the whole training has rate 0.
 
-Weights. Where everybody takes part in every answer, a level's weight is μ_k / μ of the largest: Gaussian
-answers whose Σμ² is within the largest budget are then within every other, also where the next answer depends
-on the last (`PersonalFilter`, one Gaussian-DP filter a level).
+Weights. If all records take part in every answer, a level's weight is μ_k / μ of the largest: Gaussian
+answers whose Σμ² is within the largest budget are then within every other, also for adaptively chosen answers
+(`PersonalFilter`, one Gaussian-DP filter per level).
 
 >>> people = PersonalBudgets([1.0, 3.0, 1.0, 2.0])
 >>> people.epsilons, people.sizes, people.levels.tolist()
@@ -49,9 +48,9 @@ from farthing.queries.events import (
 from farthing.queries.personal import MOST_LEVELS, Leveled, Personal
 from farthing.queries.samplers import Everyone, Poisson
 
-_DEEPEST = 20.0  # of -log(rate): a level with a smaller one does not take part
+_DEEPEST = 20.0  # largest -log(rate): a level with a smaller rate does not take part
 _SECANTS = 20
-_FINE = 1e-7  # by which a rate may be less than the largest, relative
+_FINE = 1e-7  # relative precision of the largest rate
 
 
 class PersonalBudgets:
@@ -60,10 +59,10 @@ class PersonalBudgets:
     Parameters
     ----------
     budgets : array of float
-        The ε of each, a finite number above 0. Public.
+        The public ε of each record or person, a finite number above 0.
     epsilons : sequence of float, optional
-        The levels, ascending; everybody is on the largest that is not above the own ε. None: the different
-        values themselves, or where there are more than 32 of them 32 levels at equal ratios.
+        The levels, ascending; each record is on the largest level that does not exceed its ε. None: the
+        distinct values, or 32 levels at equal ratios if there are more than 32.
 
     Raises
     ------
@@ -98,9 +97,9 @@ class PersonalBudgets:
         return Budget(self.epsilons[-1], delta, **terms)
 
     def over(self, records: Any) -> Leveled:
-        """Return the records with the level of each."""
+        """Return the records with their levels."""
         if len(records) != len(self):
-            raise InvalidValue(f"there must be one budget a record: {len(self)} are given")
+            raise InvalidValue(f"there must be one budget per record: {len(self)} are given")
         return Leveled(records, self.levels, self.epsilons)
 
     def __call__(self, budget: Budget) -> "PersonalFilter":
@@ -109,7 +108,7 @@ class PersonalBudgets:
 
 
 def numbers(budgets: Any) -> NDArray[np.float64]:
-    """Return one finite number above 0 a record; messages say what is wrong, and not of whom."""
+    """Return one finite number above 0 per record; errors do not name a record."""
     try:
         values = np.asarray(budgets)
         if values.dtype.kind not in "iuf":
@@ -118,7 +117,7 @@ def numbers(budgets: Any) -> NDArray[np.float64]:
         raise InvalidValue("budgets must be numbers, an epsilon for each record or person") from None
     values = values.astype(np.float64)
     if values.ndim != 1 or not values.size:
-        raise InvalidValue(f"budgets must be one epsilon a record or person, got shape {values.shape}")
+        raise InvalidValue(f"budgets must be one epsilon per record or person, got shape {values.shape}")
     if not (np.isfinite(values) & (values > 0)).all():
         raise InvalidValue("budgets must be finite numbers above 0, and some are not")
     return values
@@ -142,7 +141,7 @@ def _ascending(epsilons: Any) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """The public numbers of personal budgets: every level's ε, and how many are on it."""
+    """The public numbers of personal budgets: every level's ε and size."""
 
     epsilons: tuple[float, ...]
     sizes: tuple[int, ...]
@@ -153,7 +152,7 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class PersonalFilter(Additive):
-    """A privacy filter with a balance for each level of ε: nobody's passes the own budget.
+    """A privacy filter with a balance for each level of ε, which keeps every level within its budget.
 
     Parameters
     ----------
@@ -164,8 +163,8 @@ class PersonalFilter(Additive):
 
     Notes
     -----
-    Answers that were promised are counted by tight accounting, level by level. Others are charged by one
-    Gaussian-DP filter a level (Smith & Thakurta 2022), so their prices may follow from earlier answers.
+    Promised answers are counted by tight accounting, per level. Other answers are charged to one Gaussian-DP
+    filter per level (Smith & Thakurta 2022), so their prices may depend on earlier answers.
 
     Examples
     --------
@@ -208,7 +207,7 @@ class PersonalFilter(Additive):
         return all(rule.fits([own]) for rule, own in zip(self.rules, total, strict=True))
 
     def share(self, total: Totals) -> float:
-        """Return the part that is used of the level that has least left."""
+        """Return the used share of the level that has least left."""
         return max(rule.share([own]) for rule, own in zip(self.rules, total, strict=True))
 
     def each(self, total: Totals) -> list[float]:
@@ -229,7 +228,7 @@ def _refuse_levels(event: Event, own: int) -> None:
 
 
 def paid(event: Event, rule: Filter) -> list[tuple[Event, Budget]]:
-    """Return what each level of a ledger's budgets pays of ``event``, with its budget.
+    """Return the part of ``event`` that each level of a ledger's budgets pays, with its budget.
 
     A ledger of one budget has one level.
     """
@@ -263,14 +262,14 @@ def epsilons(event: Event, rule: Filter) -> list[float]:
 
 
 def mean_budget(people: PersonalBudgets | Levels, largest: Budget) -> Budget:
-    """Return the budget whose μ is the mean over all: what a plan for everybody would go by."""
+    """Return the budget whose μ is the mean over all units."""
     mus = [gaussian.mu(epsilon, largest.delta) for epsilon in people.epsilons]
     mean = math.fsum(mu * size for mu, size in zip(mus, people.sizes, strict=True)) / len(people)
     return largest.with_(min(gaussian.epsilon(mean, largest.delta), largest.epsilon), largest.delta)
 
 
 def everyone(rule: Filter) -> Everyone | Personal:
-    """Return everybody; with personal budgets weighed so that Gaussian answers spend all levels at once."""
+    """Return a sampler of all records, with weights by which Gaussian answers spend all levels at once."""
     if not isinstance(rule, PersonalFilter):
         return Everyone()
     mus = [own.mu for own in rule.rules]
@@ -333,7 +332,7 @@ def plan_rates(
     largest = budget if isinstance(budget, Budget) else Budget(people.epsilons[-1], budget)
     count = validate.count(steps=steps)
     if (sampling_rate is None) == (noise_multiplier is None):
-        raise InvalidValue("give the mean sampling_rate or the noise_multiplier, one of the two")
+        raise InvalidValue("pass either the mean sampling_rate or the noise_multiplier")
     if noise_multiplier is None:
         noise_multiplier = min(
             _noise(validate.rate(sampling_rate=sampling_rate), count, mean_budget(people, largest)),
@@ -354,8 +353,8 @@ def plan_weights(
 ) -> tuple[Personal, float]:
     """Return one sampling rate for all with weights that spend every level's budget, and the noise.
 
-    "Scale" of Boenisch et al. 2023, by weights in place of clipping norms. With one rate for all larger
-    batches are read than by `plan_rates`, for about the same noise on a mean.
+    This is "Scale" of Boenisch et al. 2023, with weights in place of clipping norms. One rate for all reads
+    larger batches than `plan_rates`, for about the same noise on a mean.
     """
     rate, count = validate.rate(sampling_rate=sampling_rate), validate.count(steps=steps)
     noises = [_noise(rate, count, budget.with_(epsilon, budget.delta)) for epsilon in people.epsilons]
@@ -378,20 +377,20 @@ def _rates(epsilons: tuple[float, ...], largest: Budget, noise: float, steps: in
 def largest_rate(budget: Budget, noise_multiplier: float, steps: int) -> float:
     """Return the largest sampling rate at which ``steps`` Gaussian batches fit a budget; 0 if there is none.
 
-    It is less than the largest by 1e-7 of it at most, and checked as the ledger does.
+    The result is at most a relative 1e-7 below the largest, and checked as the ledger does.
     """
 
     def plan(rate: float) -> Event:
         return RepeatedEvent(Poisson(rate).amplify(GaussianEvent(noise_multiplier), budget.observer), steps)
 
     def excess(depth: float) -> float:
-        """log of ε over the budget's, at rate e^-depth."""
+        """Return the log of ε over the budget's, at rate e^-depth."""
         found = pld.epsilon(plan(math.exp(-depth)), budget.delta, budget.adjacency)
         return math.log(max(found, 1e-300) / inner(budget.epsilon, 2))
 
     if calibrate.affordable(plan(1.0), budget):
         return 1.0
-    # from what the central limit says (Dong, Roth & Su 2022, Cor. 5.4) by secants: ε grows about as the rate
+    # secants from the central limit (Dong, Roth & Su 2022, Cor. 5.4): ε is nearly proportional to the rate
     spread = math.sqrt(steps * math.expm1(min(1 / noise_multiplier**2, 700.0))) * budget.adjacency.shift
     depth = min(max(0.0, math.log(spread / gaussian.mu(budget.epsilon, budget.delta))), _DEEPEST)
     found, slope = excess(depth), -1.0
@@ -410,7 +409,7 @@ def largest_rate(budget: Budget, noise_multiplier: float, steps: int) -> float:
         return 0.0
     rate = math.exp(-depth)
     less = _FINE
-    while not calibrate.affordable(plan(rate), budget):  # which looks on another line than ε was found on
+    while not calibrate.affordable(plan(rate), budget):  # it integrates along another line
         rate, less = rate / (1 + less), 2 * less
         if rate < math.exp(-_DEEPEST):
             return 0.0

@@ -1,9 +1,9 @@
-"""Tight accounting of a fixed list of events, by certified inversion of their transform.
+"""Account tightly for a fixed list of events, by certified inversion of their transform.
 
-The guarantee: the dominating pairs of `pairs` compose (Zhu, Dong & Wang 2022, Thm. 10), their privacy
-profile is the hockey-stick divergence, and `inversion` never under-reports it. Both directions are
-computed and the larger is returned. Valid for a plan whose *prices* are fixed before the first answer
-(see `farthing.accounting.filters` for prices chosen on the way).
+The guarantee: the dominating pairs of `pairs` compose (Zhu, Dong & Wang 2022, Thm. 10), their privacy profile
+is the hockey-stick divergence, and `inversion` never under-reports it. Both directions are computed and the
+larger is returned. It holds for a plan whose *prices* are fixed before the first answer (for adaptively
+chosen prices see `farthing.accounting.filters`).
 
 >>> from farthing.queries.events import (GaussianEvent, PoissonEvent, RepeatedEvent)
 >>> event = RepeatedEvent(PoissonEvent(0.01, GaussianEvent(4.0)), 10_000)
@@ -31,17 +31,17 @@ Steps = Sequence[tuple[Pair, int]]
 TOO_MUCH = 1e4  # an epsilon beyond this is reported as infinite
 MOST_FREQUENCIES = 1024
 _LARGE = math.log(0.1)
-_FAR = 8.0  # between Chernoff's bound and the truth, in logarithms: more than where the law is a bump
-_SHALLOWEST, _STEEPEST = 1e-7, 1e12  # tilts are not sought beyond
-_LEFT_OUT = 1e-13  # of the mass of losses, that cuts of grids may move
-_RAISED = 1e-10  # relative: more than sums of masses lose
-_FEW = 512  # steps up to which a grid of dp-accounting's helps where frequencies run out
+_FAR = 8.0  # log of Chernoff's bound over the result: larger means a second bump
+_SHALLOWEST, _STEEPEST = 1e-7, 1e12  # the range of tilts
+_LEFT_OUT = 1e-13  # the mass of losses that truncating grids may move
+_RAISED = 1e-10  # relative: above the rounding of sums of masses
+_FEW = 512  # the most steps for dp-accounting's grid, where frequencies run out
 
 
 def epsilon(event: Event, delta: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
     """Return the smallest certified ε at ``delta``; infinite beyond ten thousand.
 
-    Where levels of budget pay differently, that of the level that pays most.
+    If levels of budget pay differently, the result is that of the level that pays most.
     """
     validate.probability(delta=delta)
     return max(_tight(for_level(event, level), delta, adjacency) for level in range(levels(event)))
@@ -52,7 +52,7 @@ def _tight(event: Event, delta: float, adjacency: Adjacency) -> float:
     worst, line, weak = 0.0, None, False
     for steps in directions(event, adjacency):
         if line and compose(steps, line.contour).log_delta(worst) <= math.log(delta):
-            continue  # no dearer than the other direction: one look shows it
+            continue  # one evaluation shows that this direction costs no more
         found, line = _epsilon(steps, delta)
         if found == math.inf or (line and line.loose):
             plain = unsampled(steps)
@@ -66,7 +66,7 @@ def _tight(event: Event, delta: float, adjacency: Adjacency) -> float:
 
 
 def delta(event: Event, epsilon: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
-    """Return the smallest certified δ at ``epsilon``; of several levels of budget the largest."""
+    """Return the smallest certified δ at ``epsilon``, the largest over levels of budget."""
     epsilon = validate.non_negative(epsilon=epsilon)
     return max(_delta(for_level(event, level), epsilon, adjacency) for level in range(levels(event)))
 
@@ -78,7 +78,7 @@ def _delta(event: Event, epsilon: float, adjacency: Adjacency) -> float:
 
 
 def _epsilon_of_few(event: Event, delta: float, adjacency: Adjacency, about: float) -> float:
-    """ε where frequencies run out, by whatever else bounds it: textbook parts, seen draws, a grid."""
+    """Return ε by other bounds where frequencies run out: textbook parts, seen draws, or a grid."""
     steps, best = flatten(event), about
     total = sum(count for _, count in steps)
     each = [_single_epsilon(part, delta / (2 * total), adjacency) for part, _ in steps]
@@ -92,7 +92,7 @@ def _epsilon_of_few(event: Event, delta: float, adjacency: Adjacency, about: flo
     if seen and 0 < best < math.inf and sampling.delta(*seen, 0.98 * best) <= delta:
         best = min(best, sampling.epsilon(*seen, delta))
     if total <= _FEW:
-        for _ in range(2):  # a first look says how fine the grid has to be
+        for _ in range(2):  # the first pass sets the resolution of the grid
             last, best = best, min(best, cells.reference_epsilon(event, delta, adjacency, best))
             if best > 0.25 * last:
                 break
@@ -100,7 +100,7 @@ def _epsilon_of_few(event: Event, delta: float, adjacency: Adjacency, about: flo
 
 
 def _delta_of_few(event: Event, epsilon: float, adjacency: Adjacency, about: float) -> float:
-    """δ where frequencies run out, by whatever else bounds it."""
+    """Return δ by other bounds where frequencies run out."""
     steps, best = flatten(event), about
     total = sum(count for _, count in steps)
     # an even share of ε for every step (Dwork & Roth 2014, Thm. 3.16)
@@ -116,7 +116,7 @@ def _delta_of_few(event: Event, epsilon: float, adjacency: Adjacency, about: flo
 
 
 def _draws(event: Event, adjacency: Adjacency) -> tuple[float, float, int] | None:
-    """Noise, rate and rounds of the same draws before an observer who sees them, who can only tell more."""
+    """Return noise, rate and rounds for an observer who sees the draws, and so learns at least as much."""
     match flatten(event):
         case ((PoissonEvent(rate, GaussianEvent(noise)), count),):
             return noise / adjacency.shift, rate, count
@@ -124,7 +124,7 @@ def _draws(event: Event, adjacency: Adjacency) -> tuple[float, float, int] | Non
 
 
 def _single_log_delta(event: Event, epsilon: float, adjacency: Adjacency) -> float:
-    """log δ of one step in closed form, the larger of both directions'; 0 where there is none."""
+    """Return log δ of one step in closed form, the larger of both directions; 0 if there is none."""
     pairs = of_event(event, adjacency)
     if not all(isinstance(pair, Shift) or is_single([(pair, 1)]) for pair in pairs):
         return 0.0
@@ -132,7 +132,7 @@ def _single_log_delta(event: Event, epsilon: float, adjacency: Adjacency) -> flo
 
 
 def _single_epsilon(event: Event, delta: float, adjacency: Adjacency) -> float:
-    """ε of one step in closed form, the larger of both directions'; infinite where there is none."""
+    """Return ε of one step in closed form, the larger of both directions; infinite if there is none."""
     pairs = of_event(event, adjacency)
     if delta == 0 or not all(isinstance(pair, Shift) or is_single([(pair, 1)]) for pair in pairs):
         return math.inf
@@ -140,9 +140,9 @@ def _single_epsilon(event: Event, delta: float, adjacency: Adjacency) -> float:
 
 
 def directions(event: Event, adjacency: Adjacency) -> list[list[tuple[Pair, int]]]:
-    """For each direction, the pairs and how often; events with one pair count in both directions.
+    """Return the pairs and counts of each direction; events with one pair count in both directions.
 
-    Where levels of budget pay differently each has directions of its own.
+    If levels of budget pay differently, each level has its own directions.
     """
     if (count := levels(event)) > 1:
         each = (directions(for_level(event, level), adjacency) for level in range(count))
@@ -154,7 +154,7 @@ def directions(event: Event, adjacency: Adjacency) -> list[list[tuple[Pair, int]
 
 
 def _epsilon(steps: Steps, delta: float) -> tuple[float, Line | None]:
-    """ε in one direction, and the line it was found on."""
+    """Return ε in one direction, and the line on which it was found."""
     goal = math.log(delta)
     if on_masses(steps):
         return smallest(lambda x: masses_log_delta(steps, x) - goal, 0.0, TOO_MUCH), None
@@ -171,10 +171,10 @@ def _epsilon(steps: Steps, delta: float) -> tuple[float, Line | None]:
     about = min(max(0.0, (rough_moment(steps, tilt) + log_factor(tilt) - goal) / tilt), most)
     if not about < TOO_MUCH:
         return math.inf, None
-    # a little below the saddle point, where less wraps around; by no more than e^4 in size
+    # slightly below the saddle point less wraps around; the size grows by at most e^4
     below = tilt * (1 - min(0.15, 2 / math.sqrt(-goal)))
     line = line_through(steps, below, about)
-    # what the line's own moment shows, or that of the saddle point where the line shows nothing
+    # the bound from the moment of this line, or from that of the saddle point if the line shows nothing
     at, mass = below, line.log_mass
     while not mass < math.inf and at > 1e-6:
         at, mass = tilt, moment(steps, tilt)
@@ -184,7 +184,7 @@ def _epsilon(steps: Steps, delta: float) -> tuple[float, Line | None]:
         return math.inf, line
     found = smallest(lambda x: line.log_delta(x) - goal, 0.0, ceiling)
     line.log_delta(found)
-    if line.weak and line.contour.count < MOST_FREQUENCIES:  # where ε is less, more frequencies count
+    if line.weak and line.contour.count < MOST_FREQUENCIES:  # a smaller ε needs more frequencies
         finer = line_through(steps, below, found)
         found = smallest(lambda x: finer.log_delta(x) - goal, 0.0, found)
         finer.log_delta(found)
@@ -198,7 +198,7 @@ def on_masses(steps: Steps) -> bool:
 
 
 def masses_log_delta(steps: Steps, epsilon: float) -> float:
-    """log δ(ε) of a plan composed on a grid of losses (`farthing.accounting.loss_masses`)."""
+    """Return log δ(ε) of a plan composed on a grid of losses (`farthing.accounting.loss_masses`)."""
     total, count = _composed(tuple(steps)), sum(count for _, count in steps)
     found = loss_masses.delta(total, max(0.0, epsilon - 4 * count * loss_masses.EDGE)) * (1 + _RAISED)
     return math.log(found) if found > 0 else -math.inf
@@ -210,12 +210,12 @@ def _composed(steps: tuple[tuple[Pair, int], ...]) -> loss_masses.LossMasses:
 
 
 def log_delta(steps: Steps, epsilon: float) -> float:
-    """log of the certified bound on δ(ε) in one direction."""
+    """Return the log of the certified bound on δ(ε) in one direction."""
     return _look(steps, epsilon)[0]
 
 
 def _look(steps: Steps, epsilon: float) -> tuple[float, bool]:
-    """log δ(ε) in one direction, and whether frequencies ran out."""
+    """Return log δ(ε) in one direction, and whether frequencies ran out."""
     if on_masses(steps):
         return masses_log_delta(steps, epsilon), False
     mu = gaussian_part(steps)
@@ -239,22 +239,22 @@ def _log_delta(steps: Steps, epsilon: float) -> tuple[float, bool]:
     line = line_through(steps, tilt, epsilon)
     found = min(chernoff, line.log_delta(epsilon))
     variance = _variance(steps)
-    if chernoff > _LARGE and variance < math.inf:  # near a saddle at 0 little decays; farther out is better
+    if chernoff > _LARGE and variance < math.inf:  # little decays near a saddle at 0, more farther out
         line = line_through(steps, 0.5 / math.sqrt(variance), epsilon)
         found = min(found, line.log_delta(epsilon))
-    elif chernoff - found > _FAR:  # the tilted law has a second bump, far out, that wraps around
+    elif chernoff - found > _FAR:  # a second, distant bump of the tilted distribution wraps around
         line = line_through(steps, 0.75 * tilt, epsilon)
         found = min(found, line.log_delta(epsilon))
     return found, line.is_poor
 
 
 def most_loss(steps: Steps) -> float:
-    """Return the largest loss that all steps can add up to, rounded up; infinite without a limit."""
+    """Return the largest total loss of all steps, rounded up; infinite if there is no limit."""
     return sum(count * largest_loss(pair) for pair, count in steps) * (1 + 1e-12)
 
 
 def is_single(steps: Steps) -> bool:
-    """Return whether it is one step of a Gaussian mixture against a Gaussian, where δ(ε) is a closed form."""
+    """Return whether the plan is one Gaussian mixture against a Gaussian, whose δ(ε) has a closed form."""
     if len(steps) != 1 or steps[0][1] != 1 or not isinstance(steps[0][0], Mixture):
         return False
     (piece, *others) = steps[0][0].pieces
@@ -263,7 +263,7 @@ def is_single(steps: Steps) -> bool:
 
 
 def single_log_delta(pair: Pair, epsilon: float) -> float:
-    """log δ(ε) of (1-q) N(0) + q N(a) against N(0), or swapped (Balle, Barthe & Gaboardi 2018, Thm. 2)."""
+    """Return log δ(ε) of (1-q) N(0) + q N(a) against N(0), or swapped (Balle et al. 2018, Thm. 2)."""
     assert isinstance(pair, Mixture)
     piece = pair.pieces[0]
     if piece.b < 0:
@@ -282,9 +282,9 @@ def single_log_delta(pair: Pair, epsilon: float) -> float:
 
 
 def _mirrored_log_delta(rate: float, shift: float, epsilon: float) -> float:
-    """log δ(ε) of (1-q) N(0) + q N(a) against (1-q) N(0) + q N(-a): their tails beyond where they cross.
+    """Return log δ(ε) of (1-q) N(0) + q N(a) against (1-q) N(0) + q N(-a), from their tails.
 
-    The ratio grows with x and is e^ε where q e^(-a²/2) (w² - e^ε) = (1-q) (e^ε - 1) w, w = e^(ax).
+    The likelihood ratio grows with x and is e^ε where q e^(-a²/2) (w² - e^ε) = (1-q) (e^ε - 1) w, w = e^(ax).
     """
     log_gap = epsilon + math.log(-math.expm1(-epsilon)) if epsilon else -math.inf
     log_rest, log_weight = math.log1p(-rate) + log_gap, math.log(rate) - 0.5 * shift * shift
@@ -300,14 +300,14 @@ def _mirrored_log_delta(rate: float, shift: float, epsilon: float) -> float:
 
 
 def gaussian_part(steps: Steps) -> float | None:
-    """μ when every step is a plain Gaussian (they compose exactly), None otherwise."""
+    """Return μ if every step is a plain Gaussian (they compose exactly), None otherwise."""
     if not all(isinstance(pair, Shift) for pair, _ in steps):
         return None
     return math.hypot(*(math.sqrt(n) * pair.mu for pair, n in steps if isinstance(pair, Shift))) * (1 + 1e-15)
 
 
 def unsampled(steps: Steps) -> float | None:
-    """μ of the same Gaussians on everybody: sampling only helps, so this bounds wherever lines are weak."""
+    """Return μ of the same Gaussians without sampling, an upper bound where lines are weak."""
     shifts = [(_shift(pair), count) for pair, count in steps]
     mu = math.hypot(*(math.sqrt(count) * shift for shift, count in shifts if shift is not None))
     known = all(shift is not None for shift, _ in shifts) and mu < math.inf
@@ -326,17 +326,17 @@ def _shift(pair: Pair) -> float | None:
 
 
 def moment(steps: Steps, tilt: float) -> float:
-    """Σ log M(λ), rounded up."""
+    """Return Σ log M(λ), rounded up."""
     return sum(count * log_moment(pair, tilt) for pair, count in steps)
 
 
 def rough_moment(steps: Steps, tilt: float) -> float:
-    """About Σ log M(λ)."""
+    """Return Σ log M(λ) approximately."""
     return sum(count * rough_log_moment(pair, tilt) for pair, count in steps)
 
 
 def best_tilt(steps: Steps, cost: Callable[[float, float], float], start: float | None = None) -> float:
-    """The λ that (about) minimises ``cost(λ, log M(λ))``: the saddle point."""
+    """Return the λ that approximately minimises ``cost(λ, log M(λ))``: the saddle point."""
 
     def at(tilt: float) -> float:
         value = rough_moment(steps, tilt) if _SHALLOWEST < tilt < _STEEPEST else math.inf
@@ -360,16 +360,16 @@ def best_tilt(steps: Steps, cost: Callable[[float, float], float], start: float 
 
 
 def _variance(steps: Steps) -> float:
-    """About the variance of the privacy loss."""
+    """Return the variance of the privacy loss approximately."""
     return 2 * rough_moment(steps, 0.05) / (0.05 * 1.05) + 1e-16
 
 
 def line_through(steps: Steps, tilt: float, epsilon: float) -> Line:
-    """Return the composition on a line whose frequencies suffice around ``epsilon``."""
+    """Return the composition on a line with enough frequencies around ``epsilon``."""
     near = [rough_moment(steps, tilt * part) for part in (1.02, 1.0, 0.98)]
     curvature = max((near[0] - 2 * near[1] + near[2]) / (0.02 * tilt) ** 2, 0.0)
     spread = math.sqrt(curvature) if 0 < curvature < math.inf else 1 / tilt
-    spacing = min(0.08 * tilt, 0.6 / spread)  # the first: what wraps around comes from far off
+    spacing = min(0.08 * tilt, 0.6 / spread)  # the first term: only distant mass wraps around
     count = min(max(24, math.ceil(7.5 / (spread * spacing))), MOST_FREQUENCIES)
     line = compose(steps, Contour(tilt, spacing, count))
     while line.error == math.inf and count > 24:  # too many for the quadrature
@@ -381,7 +381,7 @@ def line_through(steps: Steps, tilt: float, epsilon: float) -> Line:
         if finer.error == math.inf:
             return line
         line = finer
-    for wider in (2, 4):  # more wraps around, less is cut off
+    for wider in (2, 4):  # more mass wraps around, less is truncated
         if line.log_delta(epsilon) < 0 and line.weak:
             coarse = compose(steps, Contour(tilt, spacing * wider, count))
             coarse.coarse = True
@@ -390,7 +390,7 @@ def line_through(steps: Steps, tilt: float, epsilon: float) -> Line:
 
 
 def compose(steps: Steps, contour: Contour) -> Line:
-    """All steps on one contour; a step too wild for quadrature counts by its moment alone."""
+    """Return all steps on one contour; a step too wild for quadrature counts by its moment alone."""
     line = Line.empty(contour)
     for pair, count in steps:
         step = transform(pair, contour)

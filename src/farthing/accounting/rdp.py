@@ -1,8 +1,8 @@
-"""Rényi differential privacy: the divergence D_α as a function of the order α > 1.
+"""Compute Rényi differential privacy: the divergence D_α as a function of the order α > 1.
 
-Mironov 2017. Curves add up under adaptive composition, order by order; the observer sees every
-answer and not which records were drawn. ``noise`` is relative to the sensitivity under the caller's
-adjacency; sampled curves name the adjacency they are proven for. Curves are rounded up.
+Mironov 2017. Curves add up under adaptive composition, order by order, against an observer who sees every
+answer and not the draws. ``noise`` is relative to the sensitivity under the caller's adjacency; sampled
+curves state the adjacency that they are proven for. Curves are rounded up.
 
 >>> curve = poisson_gaussian(4.0, 0.01, ORDERS)
 >>> value, order = epsilon(10_000 * curve, ORDERS, 1e-5)
@@ -37,7 +37,7 @@ ORDERS = _grid()
 ORDERS.flags.writeable = False
 
 WHOLE_ORDERS = np.array([a for a in ORDERS if a == round(a) and a <= _LARGEST_SUM])
-"""The whole orders among :data:`ORDERS` up to 1024, for curves proven for whole orders only."""
+"""The integer orders among :data:`ORDERS` up to 1024, for curves proven for integer orders only."""
 WHOLE_ORDERS.flags.writeable = False
 
 
@@ -47,7 +47,7 @@ def _orders(orders: Any) -> Array:
     except (TypeError, ValueError):
         array = np.empty(0)
     if array.ndim != 1 or not array.size or not (np.isfinite(array).all() and (array > 1).all()):
-        raise InvalidValue(f"orders must be a row of finite numbers > 1, got {orders!r}")
+        raise InvalidValue(f"orders must be a vector of finite numbers > 1, got {orders!r}")
     return array
 
 
@@ -86,7 +86,7 @@ def pure(epsilon: float, orders: Array) -> Array:
 
 
 def bounded_range(epsilon: float, orders: Array) -> Array:
-    """αε²/8 (Cesar & Rogers 2021; exponential mechanism), and never more than :func:`pure`."""
+    """αε²/8 (Cesar & Rogers 2021; exponential mechanism), capped at :func:`pure`."""
     curve = pure(epsilon, orders)
     with np.errstate(over="ignore"):
         return np.minimum(_orders(orders) * epsilon * epsilon / 8 * (1 + 1e-15), curve)
@@ -112,12 +112,12 @@ def _second_order(x: Array) -> Array:
 
 
 def poisson_gaussian(noise: float, rate: float, orders: Array) -> Array:
-    """A Gaussian on Poisson samples, add-remove, whole and fractional orders.
+    """A Gaussian on Poisson samples under add-remove, for integer and fractional orders.
 
-    Mironov, Talwar & Zhang 2019, "Rényi differential privacy of the sampled Gaussian mechanism":
-    D_α(μ ‖ μ₀) bounds both directions. Whole orders up to 1024 by their binomial sum less its first
-    terms, Σ_{i>=2} C(α,i) q^i (1−q)^(α−i) (e^{i(i−1)/2σ²} − 1), all positive; others by integration.
-    Beyond its reach (α/σ > 4000: far too expensive an order to be chosen) the unsampled curve stands in.
+    Mironov, Talwar & Zhang 2019, "Rényi differential privacy of the sampled Gaussian mechanism": D_α(μ ‖ μ₀)
+    bounds both directions. Integer orders up to 1024 use their binomial sum without its first terms, Σ_{i>=2}
+    C(α,i) q^i (1−q)^(α−i) (e^{i(i−1)/2σ²} − 1), all positive; others use integration. Where that fails (α/σ >
+    4000, orders that are far too expensive to be chosen) the unsampled curve is used.
     """
     unsampled, a = gaussian(noise, orders), _orders(orders)
     if validate.rate(rate=rate) == 1 or noise < 1e-100:
@@ -131,7 +131,7 @@ def poisson_gaussian(noise: float, rate: float, orders: Array) -> Array:
         log_total[summed] = np.logaddexp(0.0, log_sum(log_binomial(i, k[which], rate) + growth, starts))
     if not summed.all():
         log_total[~summed] = log_moment(noise, rate, np.maximum(a[~summed], 1.0001))
-        low = ~summed & (a < 1.0001)  # D_α grows with α: the value at 1.0001 will do
+        low = ~summed & (a < 1.0001)  # D_α grows with α: the value at 1.0001 is a bound
         log_total[low] *= (a[low] - 1) / 0.0001
     return np.minimum(np.maximum(log_total / (a - 1) * _UP, 5e-324), unsampled)
 
@@ -177,26 +177,27 @@ def _without_replacement(noise: float, rate: float, orders: Array, as_adadp: boo
 
 
 def without_replacement_gaussian(noise: float, rate: float, orders: Array) -> Array:
-    """A Gaussian on m of n records without replacement, q = m/n, replace-one; whole orders to 1024.
+    """A Gaussian on m of n records without replacement, q = m/n, replace-one; integer orders to 1024.
 
     Wang, Balle & Kasiviswanathan 2019, "Subsampled Rényi differential privacy and analytical moments
-    accountant", Theorem 9, term by term the smaller of its plain and its B(l) form, and never more
-    than the unsampled mechanism. ``noise`` is relative to the replace-one sensitivity (2C for a sum).
+    accountant", Theorem 9: term by term the smaller of its plain and its B(l) form, capped at the unsampled
+    mechanism. ``noise`` is relative to the replace-one sensitivity (2C for a sum).
     """
     return np.minimum(_without_replacement(noise, rate, orders, False), gaussian(noise, orders))
 
 
 def adadp_theorem_1(noise: float, rate: float, orders: Array) -> Array:
-    """Return one step's Rényi cost exactly as AdaDP's Theorem 1 prints it; whole orders to 1024.
+    """Return one step's Rényi cost as printed in AdaDP's Theorem 1; integer orders to 1024.
 
     Xu et al. 2020, "An adaptive and fast convergent approach to differentially private deep learning",
-    equation (7). It holds twice. Of m of n records without replacement under replace-one, with ``noise``
-    relative to that sensitivity, by Wang, Balle & Kasiviswanathan 2019, Thm. 9. And of Poisson samples under
-    add-remove and zero-out, with ``noise`` relative to the clip norm, as the paper takes it: there the exact
-    moment is E[(1 + q(L - 1))^α] = 1 + Σ_j C(α, j) q^j E[(L - 1)^j], L the likelihood ratio of N(1, σ²) to
-    N(0, σ²), whose second term is e^(1/σ²) - 1 and whose later ones are at most √(B(2⌈j/2⌉) B(2⌊j/2⌋)) by
-    Cauchy-Schwarz; the theorem has four times these. The other direction costs less (Mironov, Talwar & Zhang
-    2019). So it is looser than `poisson_gaussian`, and both than `farthing.accounting.pld`.
+    equation (7). It holds in two settings. (1) m of n records without replacement under replace-one, with
+    ``noise`` relative to that sensitivity, by Wang, Balle & Kasiviswanathan 2019, Thm. 9. (2) Poisson samples
+    under add-remove and zero-out, with ``noise`` relative to the clipping norm, as in the paper: there the
+    exact moment is E[(1 + q(L - 1))^α] = 1 + Σ_j C(α, j) q^j E[(L - 1)^j], with L the likelihood ratio of
+    N(1, σ²) to N(0, σ²), whose second term is e^(1/σ²) - 1 and whose later ones are at most √(B(2⌈j/2⌉)
+    B(2⌊j/2⌋)) by Cauchy-Schwarz; the theorem has four times these. The other direction costs less (Mironov,
+    Talwar & Zhang 2019). So it is looser than `poisson_gaussian`, and both are looser than
+    `farthing.accounting.pld`.
     """
     return _without_replacement(noise, rate, orders, True)
 
@@ -215,8 +216,8 @@ def _curve(rdp: Any, orders: Any) -> tuple[Array, Array]:
 def epsilon(rdp: Array, orders: Array, delta: float) -> tuple[float, float]:
     """(ε, order): min over α of D + ln(1 − 1/α) − (ln δ + ln α)/(α − 1), rounded up, never negative.
 
-    Canonne, Kamath & Steinke 2020, Proposition 12. Where a D is so small that δ covers the total
-    variation distance, √(1 − e^(−D)) <= δ (Bretagnolle & Huber 1979), ε is 0.
+    Canonne, Kamath & Steinke 2020, Proposition 12. If a D is so small that δ covers the total variation
+    distance, √(1 − e^(−D)) <= δ (Bretagnolle & Huber 1979), ε is 0.
     """
     (curve, a), delta = _curve(rdp, orders), validate.probability(delta=delta)
     rest = np.log1p(-1 / a) - (math.log(delta) + np.log(a)) / (a - 1)

@@ -1,4 +1,4 @@
-"""Noise for a number of federated rounds, and rounds for a noise, for each way to compose rounds.
+"""Find noise for a number of federated rounds, and rounds for a noise, by each kind of composition.
 
 A round is one noisy answer of a client, on everybody or on a sample of its records. Noise is a multiple of
 the clipping norm. `basic`, `advanced` and `amplified` fix the number of rounds beforehand; the others count

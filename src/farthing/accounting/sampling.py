@@ -1,4 +1,4 @@
-"""The Gaussian Sampling Composition Theorem of A-DDP.
+"""Compute the Gaussian Sampling Composition Theorem of A-DDP.
 
 Cheng, Liu, Wang & Lu 2020, "Adaptive Distributed Differential Privacy with SGD", Theorem 1: in k
 rounds, each of which draws the differing record independently with probability p and adds Gaussian

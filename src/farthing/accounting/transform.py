@@ -1,4 +1,4 @@
-"""M(s) = E_P[(P/Q)^s] of a dominating pair on a vertical line of the complex plane, with error bounds.
+"""Compute M(s) = E_P[(P/Q)^s] of a dominating pair on a vertical line, with error bounds.
 
 For s = λ + iu, λ > 0, the composition of independent steps multiplies M, so an accountant keeps
 log M at the frequencies u = 0, h, 2h, ..., Kh and adds. Three numbers make that rigorous:

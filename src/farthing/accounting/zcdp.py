@@ -1,8 +1,8 @@
-"""Zero-concentrated differential privacy: D_α(M(x) ‖ M(x')) <= ρα for every order α > 1.
+"""Compute zero-concentrated differential privacy: D_α(M(x) ‖ M(x')) <= ρα for every order α > 1.
 
-Bun & Steinke 2016. ρ adds up under adaptive composition; adjacency is that of the parts; the
-observer sees every answer. Conversions follow Canonne, Kamath & Steinke 2020, Proposition 12: every
-order gives a true bound, so an imperfect search for the best order costs tightness, never truth.
+Bun & Steinke 2016. ρ adds up under adaptive composition, under the adjacency of the parts, against an
+observer who sees every answer. Conversions follow Canonne, Kamath & Steinke 2020, Proposition 12: every order
+gives a valid bound, so an imperfect search for the best order costs tightness, never validity.
 
 >>> round(rho(1.0, 1e-5), 6), round(rho_tight(1.0, 1e-5), 6)
 (0.02082, 0.030557)
@@ -38,7 +38,7 @@ def rho_of_pure(epsilon: float) -> float:
 
 
 def rho_of_bounded_range(epsilon: float) -> float:
-    """ε²/8 (Cesar & Rogers 2021; exponential mechanism), and never more than pure ε-DP costs.
+    """ε²/8 (Cesar & Rogers 2021; exponential mechanism), capped at the cost of pure ε-DP.
 
     The privacy loss Z lies in an interval of length ε, so by Hoeffding's lemma ln E e^((α−1)Z) is at
     most (α − 1) E Z + (α − 1)² ε²/8, and E Z <= ε²/8 because E e^(−Z) = 1.
@@ -48,7 +48,7 @@ def rho_of_bounded_range(epsilon: float) -> float:
 
 
 def _inner(delta: float, approximate: float) -> float:
-    """Return what is left of δ for the conversion once the failure probability ξ is taken off."""
+    """Return δ minus the failure probability ξ, for the conversion."""
     if delta == 0:
         raise InvalidValue("delta must be > 0: zCDP cannot give pure differential privacy unless rho is 0")
     left = validate.probability(delta=delta) - validate.delta(approximate=approximate)
@@ -117,13 +117,13 @@ def rho(epsilon: float, delta: float) -> float:
 def rho_tight(epsilon: float, delta: float) -> float:
     """Return the largest ρ whose :func:`delta` at this ε stays within δ, rounded down by `tolerance.MARGIN`.
 
-    At least :func:`rho` but for that margin.
+    It is at least :func:`rho`, up to that margin.
     """
     _inner(delta, 0.0)
     return inner(_largest_rho(inner(validate.positive(epsilon=epsilon)), inner(delta) or delta))
 
 
-@lru_cache(maxsize=1024)  # a budget and its parts ask for the same few
+@lru_cache(maxsize=1024)  # a budget and its parts need the same few values
 def _largest_rho(epsilon: float, delta: float) -> float:
     safe, goal = rho(epsilon, delta), math.log(delta)
     unsafe = 2 * safe

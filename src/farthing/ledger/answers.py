@@ -1,18 +1,18 @@
-"""Answers: what they are asked at and kept as, and what is released where a sum over records fails.
+"""Compute, keep and release answers, and release noise on a zero sum where a sum over records fails.
 
-A query that was charged is answered, whatever happens. An error after the charge would tell that some record
-caused it, with certainty and at any ε. Nor may one record undo the sum of all others: noise on zero in place
-of noise on a large sum tells as much. So a record on which a contribution fails counts as zero, like one
-whose term is NaN: `without_failing` halves a batch that fails until the records that fail stand alone.
+A query that was charged is always answered. An error after the charge would reveal that some record caused
+it, with certainty and at any ε. Nor may one record undo the sum of all others: noise on zero in place of
+noise on a large sum reveals as much. So a record on which a contribution fails counts as zero, like one whose
+term is NaN: `without_failing` halves a failing batch until the failing records are isolated.
 
-Guarantee. Let h(x) be the bounded term of record x, or 0 (clamped, under `ClipValue`) where the sum over {x}
-alone raises, is not finite or has another shape. Where a contribution is a sum (every part of a batch has the
-sum of its terms, or fails), what is released is noise on Σ h(x): neighbours differ by one h(x), which is
-within the bound, and the price is the query's, under every adjacency. Contributions that are no sums (an
-eigenvalue, a minimiser) say so, ``additive = False``: where they fail, noise on their sum over no records is
-released. That hides the error, not that the answer is far from what the others would have made.
+Guarantee. Let h(x) be the bounded term of record x, or 0 (clamped, under `ClipValue`) if the sum over {x}
+alone raises, is not finite or has another shape. If a contribution is a sum (every part of a batch returns
+the sum of its terms, or fails), the release is noise on Σ h(x): neighbours differ by one h(x), which is
+within the bound, so the price is that of the query, under every adjacency. Contributions that are not sums
+(an eigenvalue, a minimiser) declare ``additive = False``: if they fail, noise on their value for no records
+is released. This hides the error, but not that the answer is far from the one without the failing record.
 
-How long it takes does depend on how many records fail: see "Timing" in docs/sharp-edges.md.
+The running time depends on the number of failing records: see "Timing" in docs/sharp-edges.md.
 
 >>> def sums(places):
 ...     if 3 in places:
@@ -43,23 +43,25 @@ from farthing.queries.samplers import Indices
 Integers = NDArray[np.int64]
 
 _NOBODY = np.empty(0, np.int64)
-_NO_MEMORY = "there is no memory for the records that were drawn; they are charged, and nothing is released"
+_NO_MEMORY = (
+    "there was not enough memory for the drawn records; the query is charged, and nothing is released"
+)
 
 
 def shape_of(total: Any) -> tuple[int, ...]:
-    """Return the shape of a sum: an array's or a tensor's own, () for a number."""
+    """Return the shape of a sum: that of an array or a tensor, () for a number."""
     return tuple(getattr(total, "shape", ()))
 
 
 def refusal(error: Exception) -> Exception | None:
-    """Return what to raise after a charge: an error that no record decides, or that there was no memory."""
+    """Return the error to raise after a charge: one that depends on no record, or a lack of memory."""
     if getattr(error, "public", False):
         return error
     return OutOfMemory(_NO_MEMORY) if isinstance(error, MemoryError) else None
 
 
 def zero_sum(contribution: Contribution, records: Records, w: Any, bound: Any) -> Any:
-    """Return the sum over no records: by the contribution's own ``zero`` if it has one."""
+    """Return the sum over no records, by the contribution's ``zero`` if it has one."""
     own = getattr(contribution, "zero", None)
     if own is not None:
         return own(records, w, bound)
@@ -71,7 +73,7 @@ def zero_sum(contribution: Contribution, records: Records, w: Any, bound: Any) -
 
 
 def released(query: Query, records: Records, drawn: Indices | None, w: Any, stream: Stream, turn: int) -> Any:
-    """An answer to a query that was charged and failed; ``drawn`` is None where nobody could be drawn."""
+    """Return the answer to a charged query that failed; ``drawn`` is None if the draw itself failed."""
     total = zero = zero_sum(query.contribution, records, w, query.bound)
     if drawn is not None and getattr(query.contribution, "additive", True):
         places = np.arange(len(records))[drawn]
@@ -85,13 +87,13 @@ def released(query: Query, records: Records, drawn: Indices | None, w: Any, stre
 
 
 def without_failing(sums: Callable[[Integers], Any], places: Integers, zero: Any, blank: float = 0.0) -> Any:
-    """Σ over ``places``, in which a record that fails counts ``blank``. ``sums`` adds up some of them."""
+    """Return the sum over ``places``, where a failing record counts as ``blank``."""
     total, waiting = zero, [places]
     while waiting:
         part = waiting.pop()
         found = _tried(sums, part)
         if found is not None and shape_of(found) == shape_of(zero) and bool((found - found == 0).all()):
-            total = total + (found - zero)  # so that a public term, such as a penalty, counts once
+            total = total + (found - zero)  # counts a public term, such as a penalty, once
         elif len(part) > 1:
             waiting += np.array_split(part, 2)
         else:
@@ -100,7 +102,7 @@ def without_failing(sums: Callable[[Integers], Any], places: Integers, zero: Any
 
 
 def _tried(function: Callable[[Any], Any], value: Any) -> Any:
-    """Return the function's value, or None where it fails."""
+    """Return the function's value, or None if it fails."""
     try:
         return function(value)
     except Exception as error:
@@ -110,21 +112,29 @@ def _tried(function: Callable[[Any], Any], value: Any) -> Any:
     return None
 
 
+def refuse_unready(query: Any, records: Records | None) -> None:
+    """Refuse what is no query, and a ledger without records."""
+    if records is None:
+        raise InvalidValue("this ledger has no records: ask ledger.over(records)")
+    if not isinstance(query, Query):
+        raise InvalidValue(f"ask for a ft.Query, got {query!r}")
+
+
 def refuse_nonfinite(w: Any) -> None:
-    """Parameters are public, so a NaN among them may be named; it would turn every answer into nothing."""
+    """Refuse NaN and infinity in parameters, which are public; they would make every answer zero."""
     if isinstance(w, dict):
         w = list(w.values())
     if isinstance(w, list | tuple):
         for part in w:
             refuse_nonfinite(part)
     elif type(w) is np.ndarray and w.ndim == 1 and w.dtype == np.float64 and math.isfinite(w @ w):
-        return  # quicker than asking every entry
+        return  # faster than a test of every entry
     elif isinstance(w, np.ndarray | float) and not np.isfinite(w).all():
         raise InvalidValue("w must be finite, got NaN or infinity; nothing was charged")
 
 
 def form(w: Any) -> Any:
-    """Return the shapes of parameters."""
+    """Return the shapes of the parameters."""
     if isinstance(w, dict):
         return tuple((key, form(value)) for key, value in w.items())
     if isinstance(w, list | tuple):
@@ -133,7 +143,7 @@ def form(w: Any) -> Any:
 
 
 def to_bytes(value: Any) -> bytes:
-    """A canonical form of parameters, to tell whether a request is the same."""
+    """Return parameters in a canonical form, to recognise a repeated request."""
     if isinstance(value, dict):
         return b"{" + b",".join(to_bytes(key) + b":" + to_bytes(value[key]) for key in sorted(value)) + b"}"
     if isinstance(value, list | tuple):
@@ -142,7 +152,7 @@ def to_bytes(value: Any) -> bytes:
         return json.dumps(value).encode()
     array = np.ascontiguousarray(value)
     if array.dtype.hasobject:
-        raise InvalidValue(f"w must be made of numbers to be kept under a key, got {type(value).__name__}")
+        raise InvalidValue(f"w must consist of numbers if a key is used, got {type(value).__name__}")
     return f"{array.dtype.str}{array.shape}".encode() + hashlib.sha256(array.tobytes()).digest()
 
 
@@ -161,7 +171,7 @@ def unpack(stored: bytes) -> tuple[int, str, Any]:
 
 
 def whole_event(rule: Filter) -> Event:
-    """Return everything that a filter lets through, as one event."""
+    """Return all that a filter allows as one event."""
     shift = rule.budget.adjacency.shift
     match rule:
         case GdpFilter():
@@ -172,7 +182,7 @@ def whole_event(rule: Filter) -> Event:
 
 
 def alike(one: Query, other: Query) -> bool:
-    """Return whether two queries ask for the same sum, perhaps with other noise."""
+    """Return whether two queries compute the same sum, possibly with other noise."""
     return one.contribution is other.contribution and one.bound is other.bound
 
 

@@ -1,8 +1,8 @@
-"""The books behind a ledger: what is promised, charged, reserved and given back.
+"""Keep the books of a ledger: promises, charges, reservations and refunds.
 
-Every decision is taken inside the journal's transaction, on the totals of its last row, so processes that
-share a file cannot overspend together. A row's ``state`` holds the filter's totals followed by one count a
-promise; one of the two kinds stays zero, because a ledger spends in one way only.
+Every decision is made inside the journal's transaction, from the totals of its last row, so processes that
+share a file cannot overspend together. A row's ``state`` holds the filter's totals followed by one count per
+promise; one of the two stays zero, because a ledger spends in one way only.
 """
 
 import atexit
@@ -35,11 +35,11 @@ SOUND = "lattice noise from a cryptographic stream"
 FLOATS = "float noise: true of real numbers, but the low bits of floats tell more (Mironov 2012)"
 
 _FORMAT = 1
-_ROUNDED = 1 - 1e-9  # what is left, rounded down so that it still fits after conversion and back
-_DEAD = 1e300  # an infinite total (an RDP order that prices no more), as JSON can hold it; it stays one
+_ROUNDED = 1 - 1e-9  # rounds the rest down, so that it still fits after conversion and back
+_DEAD = 1e300  # stands for an infinite total (an unusable RDP order), which JSON cannot hold
 
 Plan = list[tuple[Event, int]]
-Left = TypeVar("Left", int, NDArray[np.int64])  # answers left: of one promise, or of many clients'
+Left = TypeVar("Left", int, NDArray[np.int64])  # answers left of one promise, or of those of many clients
 
 
 def header_of(rule: Filter, noise: str) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def header_of(rule: Filter, noise: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A filter's option as JSON has it: events are encoded."""
+    """Return a filter's option as JSON values; events are encoded."""
     if isinstance(value, tuple):
         return [encode(one) if isinstance(one, Event) else one for one in value]
     return value
@@ -68,9 +68,9 @@ def _decoded(value: Any) -> Any:
 
 
 def rule_of(header: dict[str, Any]) -> Filter:
-    """Return the inverse of `header_of`, for a journal begun earlier."""
+    """Return the filter of an existing journal: the inverse of `header_of`."""
     if header.get("farthing") != _FORMAT:
-        raise InvalidValue(f"this is not a ledger of format {_FORMAT}: {header.get('farthing')!r}")
+        raise InvalidValue(f"the ledger has format {header.get('farthing')!r}, not {_FORMAT}")
     options = dict(header["filter"])
     kind = FILTERS_BY_NAME[options.pop("name")]
     options = {name: _decoded(value) for name, value in options.items()}
@@ -78,7 +78,7 @@ def rule_of(header: dict[str, Any]) -> Filter:
 
 
 class _Promised(Exception):
-    """Another process promised the same in the meantime."""
+    """Another process made the same promise in the meantime."""
 
 
 @dataclass(slots=True)
@@ -95,19 +95,19 @@ class Books:
     def __init__(self, rule: Filter, journal: Journal, noise: str, block: int) -> None:
         self.rule, self.journal, self.noise = rule, journal, noise
         self._block = block
-        self.parent: Books | None = None  # the books that paid for these
-        self.plans = True  # whether promises may be made; not where only the filter's own total was paid for
+        self.parent: Books | None = None  # the books that paid for this part
+        self.plans = True  # False if only the filter's total was paid for: no promises then
         self._known: Plan = []
-        self._counted: dict[str, Turns] = {}  # of each promised event, by its text in the rows
-        self._holders: dict[int, Turns] = {}  # of each charge, by its row
-        self._replayed = 0  # rows that turns are counted in
+        self._counted: dict[str, Turns] = {}  # by promised event, as encoded in the rows
+        self._holders: dict[int, Turns] = {}  # by the row of each charge
+        self._replayed = 0  # the number of rows whose turns are counted
         self._reserved: dict[Event, _Reservation] = {}
         self.memories, self._process = Memories(), os.getpid()
         self._lock = threading.RLock()
         _OPEN.add(self)
 
     def take(self, event: Event, key: str | None = None, request: str | None = None) -> Receipt:
-        """Take the charge of one answer, from a reservation if there is one."""
+        """Charge one answer, from a reservation if there is one."""
         with self._lock:
             held = self._own().get(event)
             if key is None and held is not None and held.left > 0:
@@ -121,7 +121,7 @@ class Books:
             return receipt
 
     def turn(self, seq: int) -> int:
-        """Return the turn of an answer that row ``seq`` charged alone; 0 where nothing is promised."""
+        """Return the turn of an answer that row ``seq`` charged alone; 0 if nothing is promised."""
         with self._lock:
             if not self._plan(self._state(self.journal.last())):
                 return 0
@@ -129,7 +129,7 @@ class Books:
             return next(self._holders[seq].held(seq))
 
     def note(self, text: str) -> None:
-        """Write down an assumption, once, here and where this part of a budget came from."""
+        """Record an assumption once, here and in the books that paid for this part of a budget."""
         if self.parent is not None:
             self.parent.note(text)
         with self._lock:
@@ -137,11 +137,11 @@ class Books:
                 self.journal.append("note", lambda last: ({"note": text}, list(last.state)))
 
     def notes(self) -> list[str]:
-        """Return the assumptions made until now; every statement says them."""
+        """Return the recorded assumptions, which every guarantee states."""
         return [row.body["note"] for row in self.journal.rows() if row.kind == "note" and "note" in row.body]
 
     def reserve(self, event: Event, count: int) -> None:
-        """``count`` answers charged ahead."""
+        """Charge ``count`` answers in advance."""
         with self._lock:
             held = self._own().get(event)
             if held is not None and held.left > 0:
@@ -150,7 +150,7 @@ class Books:
             self._reserved[event] = _Reservation(row, self._turns(row), count)
 
     def affords(self, event: Event, times: int) -> bool:
-        """Return whether ``times`` more would be charged, this process's own reservations included."""
+        """Return whether ``times`` more answers fit, including the reservations of this process."""
         with self._lock:
             held = self._own().get(event)
             times -= min(times, held.left if held is not None else 0)
@@ -164,8 +164,8 @@ class Books:
         """Add (event, times) to the plan, or find it there."""
         if not self.plans:
             raise Unsupported(
-                f"this part of a budget was charged as what its {self.rule.name} filter lets through, so "
-                "nothing can be promised from it; take parts for promises from a ledger with BasicFilter"
+                f"this part of a budget was paid for as a {self.rule.name} filter, so it cannot make "
+                "promises: use parts of a ledger with BasicFilter"
             )
         with self._lock:
             place = _place(event, self._plan(self._state(self.journal.last())))
@@ -180,13 +180,13 @@ class Books:
             return Countdown(promised, place, self)
 
     def promised_as(self, query: Query) -> Event:
-        """Return the event as which an answer of a query with memory is charged: a turn of its promise."""
+        """Return the event that is charged for an answer of a query with memory: a turn of its promise."""
         with self._lock:
             plan = self._plan(self._state(self.journal.last()))
             found = self._turn_of(query, plan)
             if found is None and plan:
-                raise PromiseBroken(f"no plan of {query} was promised; this ledger only answers what was")
-            return found or query.price(self.rule.budget)  # each answer is a plan of one turn by itself
+                raise PromiseBroken(f"{query} was not promised: this ledger answers promised queries only")
+            return found or query.price(self.rule.budget)  # each answer is a plan of one turn
 
     def promise_turns(self, query: Query, times: int | None) -> "Countdown":
         """Add turns of a query with memory (None: as many as fit) to the plan, or find them there."""
@@ -198,7 +198,7 @@ class Books:
                     _, least = personal.paid(composed(plan), self.rule)[0]
                     times = calibrate.turns(lambda steps: query.plan(budget, steps), least, composed(plan))
                 if times == 0:
-                    raise BudgetSpent(f"not even one turn of {query} fits {budget} beside {len(plan)} others")
+                    raise BudgetSpent(f"not even one turn of {query} fits {budget} with {len(plan)} others")
                 event = query.promised(budget, times)
             return self.promise(event, times)
 
@@ -208,14 +208,14 @@ class Books:
         return next((event for event, times in turns if event == query.promised(of, times)), None)
 
     def _turns(self, row: Row) -> Iterator[int]:
-        """Return the turns of the answers that a row charges; 0 for each where nothing is promised."""
+        """Return the turns of the answers that a row charges; all 0 if nothing is promised."""
         if not self._plan(self._state(row)):
             return itertools.repeat(0)
         self._catch_up(row)
         return self._holders[row.seq].held(row.seq)
 
     def _catch_up(self, new: Row | None = None) -> None:
-        """Count turns in the rows that were written since the last look, by whichever process."""
+        """Count the turns of rows that any process has written since the last call."""
         alone = new is not None and new.seq == self._replayed
         for row in [new] if new is not None and alone else self.journal.rows(self._replayed):
             if row.kind == "promise":
@@ -228,12 +228,12 @@ class Books:
             self._replayed = row.seq + 1
 
     def _forget(self) -> None:
-        """Start anew in a forked process: reservations are its parent's, counts may be half made."""
+        """Reset in a forked process: reservations belong to the parent, counts may be incomplete."""
         self.memories, self._process, self._reserved = Memories(), os.getpid(), {}
         self._counted, self._holders, self._replayed = {}, {}, 0
 
     def used(self, place: int) -> int:
-        """Return how many answers of a promise were released or forfeited (reservations of others count)."""
+        """Return the number of answers of a promise that were released, forfeited or reserved elsewhere."""
         with self._lock:
             state = self._state(self.journal.last())
             event = self._plan(state)[place][0]
@@ -241,7 +241,7 @@ class Books:
             return int(self._counts(state)[place]) - (held.left if held is not None else 0)
 
     def guarantee(self) -> Guarantee:
-        """Return what holds whenever the asking ends: the plan's own price, or the filter's budget."""
+        """Return the guarantee at any stopping time: the price of the plan, or the filter's budget."""
         budget, plan = self.rule.budget, self._plan(self._state(self.journal.last()))
         if not plan:
             return self.statement(budget.epsilon, self.rule.name, self.rule.theorem)
@@ -249,12 +249,12 @@ class Books:
         return self.statement(min(epsilon, budget.epsilon), *tuning.accountant(composed(plan)))
 
     def spent(self) -> Guarantee:
-        """Return the guarantee of what was charged until now."""
+        """Return the guarantee of the charges so far."""
         plan, counts, totals = self.parts()
         budget, stopped = self.rule.budget, odometer.said(self.rule, plan, counts, totals)
         if not plan:
             epsilon = self.rule.epsilon(totals)
-            if self.rule.fits(totals):  # the last bits of what fits are not beyond the budget
+            if self.rule.fits(totals):  # rounding must not report more than the budget
                 epsilon = min(epsilon, budget.epsilon)
             return self.statement(epsilon, self.rule.name, self.rule.theorem, stopped)
         done = [(event, count) for (event, _), count in zip(plan, counts, strict=True) if count]
@@ -262,12 +262,12 @@ class Books:
         return self.statement(min(epsilon, budget.epsilon), *tuning.accountant(composed(plan)), stopped)
 
     def parts(self) -> tuple[Plan, list[int], Totals]:
-        """Return what is promised, how much of each promise is charged, and the filter's totals."""
+        """Return the plan, the number of charged answers of each promise, and the filter's totals."""
         state = self._state(self.journal.last())
         return self._plan(state), [int(count) for count in self._counts(state)], self._totals(state)
 
     def share(self) -> float:
-        """Return the part that is charged: of the plan's answers, or of the filter's budget."""
+        """Return the charged share of the plan's answers or of the filter's budget."""
         plan, counts, totals = self.parts()
         if not plan:
             share = self.rule.share(totals)
@@ -275,7 +275,7 @@ class Books:
         return sum(counts) / sum(times for _, times in plan)
 
     def rest(self) -> Budget:
-        """Return what is left, as a budget."""
+        """Return the remainder as a budget."""
         state, budget = self._state(self.journal.last()), self.rule.budget
         if not any(state) and not self._plan(state):
             return budget
@@ -293,11 +293,11 @@ class Books:
                     left, delta = max(0.0, rho - total[0]) * _ROUNDED, budget.delta - total[1]
                     return _positive(budget, zcdp.epsilon(left, delta) if left else 0.0, delta)
         raise Unsupported(
-            "what is left of a plan or of an RDP filter is not a budget: name epsilon and delta"
+            "the rest of a plan or of an RDP filter is not an (epsilon, delta): pass epsilon and delta"
         )
 
     def rehearsal(self) -> "Books":
-        """Books in memory with the same promises, notes and balance."""
+        """Return books in memory with the same promises, notes and balance."""
         noise = self.noise if self.noise == FLOATS else SOUND
         like = Books(self.rule, Journal(None, header_of(self.rule, noise)), noise, self._block)
         like.plans = self.plans
@@ -318,20 +318,20 @@ class Books:
         return like
 
     def refund(self) -> None:
-        """Give back what this process reserved and did not use."""
+        """Give back the unused reservations of this process."""
         with self._lock:
             for event, held in list(self._own().items()):
                 if held.left > 0:
                     self._refund(event, held)
 
     def close(self) -> None:
-        """Refunds, and closes the journal."""
+        """Give back unused reservations and close the journal."""
         with self._lock:
             self.refund()
             self.journal.close()
 
     def _own(self) -> dict[Event, _Reservation]:
-        """Return this process's reservations: a forked child starts with none."""
+        """Return the reservations of this process; a forked child starts with none."""
         if self._process != os.getpid():
             self._forget()
         return self._reserved
@@ -351,14 +351,14 @@ class Books:
         def decide(last: Row) -> tuple[dict[str, Any], Totals]:
             before = self._state(last)
             after = self._add(before, event, -count)
-            if not self._plan(before):  # totals are rounded up, so no more is given back than was taken
+            if not self._plan(before):  # totals are rounded up, so a refund is never larger than the charge
                 after = [min(b, a) for b, a in zip(before, after, strict=True)]
             return {"event": encode(event), "count": count, "of": held.row.seq}, after
 
         self.journal.append("refund", decide)
 
     def _after(self, state: Totals, event: Event, least: int, most: int) -> tuple[int, Totals]:
-        """Return how many of ``most`` (at least ``least``) are charged, and the state; raise if none fit."""
+        """Return how many of ``most`` (at least ``least``) fit, and the new state; raise if none do."""
         plan = self._plan(state)
         if not plan:
             after = self._add(state, event, least)
@@ -369,7 +369,7 @@ class Books:
                     f"budget exhausted: {event} costs {price:.3%} of {self.rule.budget} by the "
                     f"{self.rule.name} filter, and {left:.3%} is left"
                 )
-            if most > least and isinstance(self.rule, MenuFilter):  # a block that is begun is paid for
+            if most > least and isinstance(self.rule, MenuFilter):  # a block is paid for when it begins
                 more = min(most - least, self.rule.free(self._totals(after), event))
                 return least + more, self._add(state, event, least + more)
             return least, after
@@ -385,7 +385,7 @@ class Books:
         plan = self._plan(state)
         if not plan:
             after = self.rule.add(state, event, count)
-            return [total if abs(total) < _DEAD else _DEAD for total in after]  # and where it is NaN
+            return [total if abs(total) < _DEAD else _DEAD for total in after]  # also if it is NaN
         place = len(self.rule.start()) + (_place(event, plan) or 0)
         return [value + count if i == place else value for i, value in enumerate(state)]
 
@@ -395,14 +395,14 @@ class Books:
         if _place(event, plan) is not None:
             raise _Promised
         if any(state):
-            raise PromiseBroken("a plan is fixed before the first answer; this ledger has already been asked")
+            raise PromiseBroken("this ledger has already answered; promise before the first answer")
         before = composed(plan)
         if times is None:
             times = personal.steps(event, self.rule, before)
             if times == 0:
-                raise BudgetSpent(f"not even one answer of {event} fits {budget} beside {len(plan)} promises")
+                raise BudgetSpent(f"not even one answer of {event} fits {budget} with {len(plan)} promises")
         elif not personal.affordable(composed([*plan, (event, times)]), self.rule):
-            raise BudgetSpent(f"{times} answers of {event} do not fit {budget} beside {len(plan)} promises")
+            raise BudgetSpent(f"{times} answers of {event} do not fit {budget} with {len(plan)} promises")
         return {"event": encode(event), "times": times}, [*state, 0.0]
 
     def _state(self, last: Row) -> Totals:
@@ -422,7 +422,7 @@ class Books:
         return self._known
 
     def statement(self, epsilon: float, accountant: str, theorem: str, note: str = "") -> Guarantee:
-        """Return a statement on the terms of the budget, with what is noted in the journal."""
+        """Return a guarantee on the terms of the budget, with the notes of the journal."""
         budget = self.rule.budget
         if self.noise == SEEDED:
             epsilon, note = float("inf"), SEEDED
@@ -435,7 +435,7 @@ class Books:
 
 @dataclass(frozen=True, slots=True)
 class Countdown:
-    """A promise: how often the promised query may be asked, and how often it still may."""
+    """A promise: the number of answers in all, and the number that are left."""
 
     times: int
     place: int
@@ -443,20 +443,20 @@ class Countdown:
 
     @property
     def left(self) -> int:
-        """Answers still to come in this process; what others hold in reserve is not counted."""
+        """The number of answers left for this process, without those that others have reserved."""
         return self.times - self.books.used(self.place)
 
 
 def taken(left: Left, answers: int = 1, of: str = "") -> Left:
-    """Returns how many promised answers are left, one number or one for each client, after ``answers`` more.
+    """Return the number of promised answers left after ``answers`` more: one number, or one per client.
 
-    The rule of every promise, of a ledger and of simulated clients alike. Raises `BudgetSpent` where fewer
-    are left; nothing is charged then.
+    Ledgers and simulated clients share this rule. Raises `BudgetSpent` if fewer are left; nothing is charged
+    then.
     """
     after = left - answers
-    fewest = after if isinstance(after, int) else int(after.min(initial=0))  # a ledger has one number
+    fewest = after if isinstance(after, int) else int(after.min(initial=0))  # an int for a ledger
     if fewest < 0:
-        raise BudgetSpent(f"{fewest + answers}{of} promised answers are left, {answers} are asked for")
+        raise BudgetSpent(f"{answers} answers requested, {fewest + answers}{of} promised answers are left")
     return after
 
 
@@ -484,14 +484,14 @@ _OPEN: "weakref.WeakSet[Books]" = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """A clean end of the process is a clean close: reservations go back."""
+    """Give reservations back when the process ends normally."""
     for books in list(_OPEN):
         if books.journal.path is not None and books._own():
             books.close()
 
 
 def _after_fork_in_child() -> None:
-    """A lock may have been held by a thread that the child does not have."""
+    """Replace the lock, which a thread that the child does not have may hold."""
     for books in list(_OPEN):
         books._lock = threading.RLock()
         books._forget()

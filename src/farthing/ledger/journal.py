@@ -1,9 +1,10 @@
-"""The durable record behind a ledger: append only, hash-chained, shared safely between processes.
+"""Record charges durably: append only, hash-chained, shared safely between processes.
 
-Each row carries the hash of the one before it, so a changed, missing or reordered row is found. The newest
-row's number and hash are also kept in ``<path>.head``, so a truncated or restored SQLite file is found too:
-then LedgerLocked is raised and nothing goes out. (Who restores an older pair of *both* files goes unnoticed.)
-A row is on disk before :meth:`Journal.append` returns. Use a local disk: network ones do not lock dependably.
+Each row carries the hash of the row before, so a changed, missing or reordered row is detected. The number
+and hash of the newest row are also kept in ``<path>.head``, so a truncated or restored SQLite file is
+detected too: LedgerLocked is raised and nothing is released. (Restoring an older pair of *both* files is not
+detected.) A row is on disk before :meth:`Journal.append` returns. Use a local disk: locks on network file
+systems are not reliable.
 
 >>> journal = Journal(None, {"epsilon": 1.0})
 >>> row = journal.append("charge", lambda last: ({"cost": 0.25}, [sum(last.state) + 0.25]))
@@ -32,11 +33,14 @@ from farthing.ledger.journal_head import (
     Head,
     create_private,
     failing_closed,
+    foreign,
     locked,
     narrow,
+    never_begun,
+    place_of,
 )
 
-KINDS = ("promise", "charge", "refund", "release", "close", "note")  # row 0 alone is of kind "open"
+KINDS = ("promise", "charge", "refund", "release", "close", "note")  # row 0 has kind "open"
 
 _BUSY_SECONDS = 60.0
 _PAGE = 1000  # rows read at a time
@@ -53,7 +57,7 @@ _COPIED = "a copy would spend the same budget again, so give the ledger a file (
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode
 
 _Record: TypeAlias = tuple[int, str, str, str, str, str, str]  # a Row as stored: body and state are JSON text
-_BEFORE: _Record = (-1, "", "", "", "", "", "0" * 64)  # what row 0 follows
+_BEFORE: _Record = (-1, "", "", "", "", "", "0" * 64)  # the predecessor of row 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ def _row(record: _Record) -> Row:
 
 
 def _digest(seq: int, time: str, kind: str, body: str, state: str, previous: str) -> str:
-    # body and state go in as they are stored, so one changed byte of their text changes the hash
+    # body and state are hashed as stored, so one changed byte of their text changes the hash
     return hashlib.sha256(f"{_encode([previous, seq, time, kind])[:-1]},{body},{state}]".encode()).hexdigest()
 
 
@@ -96,41 +100,29 @@ def _record(last: _Record, kind: str, body: dict[str, Any], state: Sequence[floa
     return *fields, _digest(*fields)
 
 
-def _never_begun(place: str) -> bool:
-    """Return whether files lie here in which no row and no head was ever written."""
-    try:
-        head = Path(place + ".head")
-        if head.exists() and any(head.read_bytes()):
-            return False
-        if not os.path.exists(place) or os.path.getsize(place) == 0:
-            return True
-        with contextlib.closing(sqlite3.connect(f"{Path(place).as_uri()}?mode=rw", uri=True)) as database:
-            return not database.execute("SELECT name FROM sqlite_master").fetchall()
-    except (OSError, sqlite3.Error):  # whatever it is, it is there
-        return False
-
-
 class Journal:
     """An append-only record in a SQLite file, or in memory when ``path`` is None.
 
-    ``header`` becomes row 0 of a new journal and must equal that of an old one; None takes what is there.
-    A copy is the same journal and a pickle carries only the path, so that no copy has a balance of its own.
+    ``header`` becomes row 0 of a new journal and must equal that of an existing one; None accepts any.
+    A copy is the same journal and a pickle holds only the path, so that no copy has its own balance.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, header: dict[str, Any] | None = None) -> None:
-        self.path = None if path is None else os.path.realpath(path)
+        self.path = None if path is None else place_of(path)
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._head: Head | None = None
-        self._last = _BEFORE  # the newest row that was seen and checked
+        self._last = _BEFORE  # the newest row that was checked
         self._verified = self._closed = False
         self._pid = os.getpid()
         if self.path is None:
             header = header or {}
         elif not os.path.isdir(os.path.dirname(self.path)):
-            raise InvalidValue(f"path must lie in an existing directory, got {self.path!r}")
+            raise InvalidValue(f"the journal must be in an existing folder, got {self.path!r}")
+        elif foreign(self.path):
+            raise InvalidValue(f"{self.path!r} is another kind of file: give a journal or a new file")
         elif header is None and not self.exists(self.path):
-            raise InvalidValue(f"path must be that of a journal, or come with a header, got {self.path!r}")
+            raise InvalidValue(f"there is no journal at {self.path!r}; pass a header to create one")
         first = None if header is None else _record(_BEFORE, "open", header, [])
         with _forking:
             _alive.add(self)
@@ -141,17 +133,17 @@ class Journal:
             self.close()
             pairs = {k: (here.get(k, "absent"), there.get(k, "absent")) for k in here | there}
             text = ", ".join(f"{k} is {a!r} here and {b!r} there" for k, (a, b) in pairs.items() if a != b)
-            raise InvalidValue(f"header must be that of {self.path}: {text}. Open it as it was begun")
+            raise InvalidValue(f"{self.path} was created differently: {text}. Open it with the same values")
 
     @staticmethod
     def exists(path: str | os.PathLike[str]) -> bool:
-        """Return whether a journal, or the head of one that is gone, is at this path.
+        """Return whether a journal, or the head of a missing one, is at this path.
 
-        Files that were left when one could not be begun (a full disk) hold nothing and do not count.
+        Empty files of a journal whose creation failed (a full disk) do not count.
         """
-        place = os.path.realpath(path)
+        place = place_of(path)
         found = any(os.path.exists(place + suffix) for suffix in ("", ".head"))
-        return found and not _never_begun(place)
+        return found and not never_begun(place)
 
     @property
     def header(self) -> dict[str, Any]:
@@ -168,11 +160,12 @@ class Journal:
         key: str | None = None,
         request: str | None = None,
     ) -> Row:
-        """Write one row durably: ``decide(last)`` gives its body and the totals after it, or raises.
+        """Write one row durably: ``decide(last)`` returns its body and the totals after it, or raises.
 
-        It runs inside the transaction, so ``last`` counts what other processes wrote; when it raises, nothing
-        is written. A ``key`` is charged only once, for one ``request`` (a hash of what was asked): the second
-        time raises what :meth:`find_answer` raises, or InvalidValue where that returns an answer.
+        It runs inside the transaction, so ``last`` includes the rows of other processes; if it raises,
+        nothing is written. A ``key`` is charged only once, for one ``request`` (a hash of the query and its
+        parameters): a second charge raises the error of :meth:`find_answer`, or InvalidValue if that returns
+        an answer.
         """
         if kind not in KINDS:
             raise InvalidValue(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
@@ -194,7 +187,7 @@ class Journal:
         return self._write(fill)
 
     def store_answer(self, key: str, value: bytes) -> Row:
-        """Keep the answer of a charged key durably, with its hash in a row of kind "release"."""
+        """Store the answer of a charged key durably, with its hash in a row of kind "release"."""
         if not isinstance(value, bytes):
             raise InvalidValue(f"value must be bytes, got {type(value).__name__}")
 
@@ -251,7 +244,7 @@ class Journal:
             start = page[-1][0] + 1 if page else start
 
     def last(self) -> Row:
-        """Return the newest row, whichever process wrote it."""
+        """Return the newest row of any process."""
         with self._lock:
             self._connect()
             return _row(self._catch_up())
@@ -259,7 +252,8 @@ class Journal:
     def find_answer(self, key: str, request: str) -> bytes | None:
         """Return the answer stored under ``key``; None if the key was never charged.
 
-        InvalidValue if the key was charged for another request, NotReleased if its answer was never stored.
+        Raises InvalidValue if the key was charged for another request, NotReleased if its answer was never
+        stored.
         """
         with self._lock:
             self._connect()
@@ -271,14 +265,14 @@ class Journal:
                 raise InvalidValue(f"key {key!r} was charged for another request (row {seq}): use another")
             if released is None:
                 text = f"key {key!r} was charged in row {seq} and its answer never stored"
-                raise NotReleased(f"{text}: no second one is drawn, ask under a new key")
+                raise NotReleased(f"{text}: use a new key, as no second answer is drawn")
             answer = {"key": key, "request": request, "sha256": _sha256(value)}
             if answer not in [self._check(row).body.get("answer") for row in self._fetch(_ROW, released)]:
                 raise self._damaged(f"the answer stored under key {key!r} is not the one that was released")
             return bytes(value)
 
     def verify(self) -> Row:
-        """Recompute the whole chain, the head and the stored answers; LedgerLocked if anything differs."""
+        """Check the whole chain, the head and the stored answers; raise LedgerLocked if anything differs."""
         with self._lock:
             self._verified = False
             self._connect()
@@ -300,23 +294,23 @@ class Journal:
     # --- checking
 
     def _damaged(self, what: str) -> LedgerLocked:
-        self._verified = False  # locked until the whole of it is found in order
+        self._verified = False  # locked until the whole chain is verified
         return LedgerLocked(f"journal {self.path}: {what}. {DAMAGED}")
 
     def _check(self, record: _Record, before: _Record | None = None) -> Row:
-        """Return the row, if its hash is right and it follows ``before`` (where given)."""
+        """Return the row if its hash is right and it follows ``before`` (if given), or raise."""
         try:
             row = _row(record) if _digest(*record[:6]) == record[6] else None
         except (TypeError, ValueError):
             row = None
         if row is None:
-            raise self._damaged(f"row {record[0]} was changed, it does not have its hash")
+            raise self._damaged(f"row {record[0]} was changed: its content does not match its hash")
         if before is not None and (row.seq != before[0] + 1 or row.previous != before[6]):
-            raise self._damaged(f"row {row.seq} does not follow row {before[0]}, rows are missing")
+            raise self._damaged(f"row {row.seq} does not follow row {before[0]}: rows are missing")
         return row
 
     def _catch_up(self) -> _Record:
-        """Return the newest row, once those that other processes added since the last look are checked."""
+        """Return the newest row after checking the rows that other processes added since the last call."""
         seen, *new = self._fetch(_FROM, self._last[0]) or [None]
         if seen != self._last:
             raise self._damaged(f"row {self._last[0]}, seen before, is missing or changed")
@@ -330,10 +324,10 @@ class Journal:
             raise self._damaged(f"its head {self._head.path} is missing or damaged")
         for slot in filter(None, slots):
             if slot != (last[0], last[6]) and slot not in [(r[0], r[6]) for r in self._fetch(_ROW, slot[0])]:
-                raise self._damaged(f"it ends at row {last[0]}, without the row {slot[0]} that its head saw")
+                raise self._damaged(f"it ends at row {last[0]}, without the row {slot[0]} of its head")
 
     def _check_all(self, connection: sqlite3.Connection) -> None:
-        slots = self._head.slots() if self._head is not None else []  # read first: the rows may only be ahead
+        slots = self._head.slots() if self._head is not None else []  # read first: only rows may be ahead
         before = _BEFORE
         answers: dict[str, tuple[object, ...]] = {}
         nested = connection.in_transaction
@@ -353,7 +347,7 @@ class Journal:
             raise self._damaged(f"it ends at row {before[0]}, rows seen before are missing")
         self._check_head(slots, before)
         if {row[0]: row[1:] for row in connection.execute(_ANSWERS)} != answers:
-            raise self._damaged("the answers stored are not those of the chain")
+            raise self._damaged("the stored answers do not match the hash chain")
         if not nested:
             connection.rollback()
         self._last, self._verified = before, True
@@ -361,7 +355,7 @@ class Journal:
     # --- files
 
     def _connect(self, first: _Record | None = None) -> sqlite3.Connection:
-        """Return the connection, opened again after a fork, a failure or a change of files, and verified."""
+        """Return a verified connection, reopened after a fork, a failure or a change of files."""
         if self._closed:
             raise InvalidValue("this journal is closed: open it again by its path")
         if self.path is None and self._pid != os.getpid():
@@ -396,13 +390,11 @@ class Journal:
             connection.create_function("sha256", 1, _sha256, deterministic=True)
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
             seen = self._head is not None and any(self._head.slots())
-            if tables and "chain" not in tables and not seen:
-                raise InvalidValue(f"path must be a journal or a new file, {self.path!r} is another database")
             if not tables and (first is None or seen):
                 raise self._damaged("it is empty")
             mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
             if self.path is not None and mode != "wal":
-                raise LedgerLocked(f"journal {self.path}: its disk allows no write-ahead log. {FAILED}")
+                raise LedgerLocked(f"journal {self.path}: its disk has no write-ahead log. {FAILED}")
             connection.execute("PRAGMA synchronous = FULL")
             if not tables and first is not None:
                 self._create(first)
@@ -410,7 +402,7 @@ class Journal:
         return connection
 
     def _narrow(self, *, create: bool) -> None:
-        """Only their owner opens these files; SQLite gives a write-ahead log the mode of its database."""
+        """Restrict the files to their owner; SQLite gives a write-ahead log the mode of its database."""
         if self.path is not None:
             (create_private if create else narrow)(self.path)
             for suffix in ("-wal", "-shm"):
@@ -430,15 +422,15 @@ class Journal:
                 os.close(directory)
 
     def _disconnect(self, *, verified: bool) -> None:
-        """Let go of the files; the next use opens them again, and reads every row unless ``verified``."""
+        """Close the files; the next use opens them again, and reads every row unless ``verified``."""
         self._verified = self._verified and verified
         if self.path is None and self._connection is not None and not self._closed:
             self._connection.rollback()
-            return  # what is in memory stays
+            return  # a journal in memory is kept
         connection, self._connection = self._connection, None
         head, self._head = self._head, None
         if head is not None:
-            with contextlib.suppress(OSError):  # not waited for: its holder may be waiting for us
+            with contextlib.suppress(OSError):  # do not wait: its holder may wait for this process
                 fcntl.flock(head.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if connection is not None:
             connection.close()
@@ -446,7 +438,7 @@ class Journal:
             head.close()
 
     def close(self) -> None:
-        """Let go of the files; any later use raises."""
+        """Close the files; any later use raises."""
         with self._lock:
             self._closed = True
             self._disconnect(verified=False)
@@ -458,7 +450,7 @@ class Journal:
         self.close()
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # half made, or the interpreter is going away
+        with contextlib.suppress(Exception):  # incomplete object, or interpreter shutdown
             self.close()
 
     def __copy__(self) -> Self:
@@ -474,8 +466,7 @@ class Journal:
 
 
 # A SQLite connection must not cross a fork: the child would have it without its locks, and the parent's close
-# would delete the write-ahead log that the child writes to. So all files are closed before, and each side
-# opens them again when it next needs them.
+# would delete the write-ahead log that the child writes to. So all files are closed before a fork.
 _alive: weakref.WeakSet[Journal] = weakref.WeakSet()
 _held: list[Journal] = []
 _forking = threading.Lock()

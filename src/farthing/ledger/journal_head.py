@@ -1,6 +1,7 @@
-"""The head of a journal, kept in a file beside it: the number and hash of its newest row.
+"""Keep the head of a journal in a file beside it: the number and hash of its newest row.
 
-A SQLite file that was cut off or put back to an earlier state is whole in itself; only the head can tell.
+A SQLite file that was truncated or restored to an earlier state is consistent in itself; only the head
+detects it.
 """
 
 import contextlib
@@ -12,11 +13,12 @@ import sqlite3
 import stat
 import struct
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
-from farthing.errors import LedgerLocked
+from farthing.errors import InvalidValue, LedgerLocked
 
-FAILED = "Nothing is released: see that the files are writable, with room on their disk, and try again"
-DAMAGED = "Nothing more is charged or released: keep both files for inquiry, count what is left as spent"
+FAILED = "Nothing is released. Make sure that the files are writable and the disk has room, then try again"
+DAMAGED = "The ledger is locked: nothing is charged or released. Keep both files, and count the rest as spent"
 
 log = logging.getLogger("farthing.ledger.ledger")
 
@@ -25,7 +27,7 @@ _sync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 
 
 def locked(path: str | None, error: Exception) -> LedgerLocked:
-    """Return the error to raise: SQLite's own DatabaseError is a damaged file, the others are of the disk."""
+    """Return the error to raise: a plain DatabaseError is a damaged file, its subclasses are of the disk."""
     return LedgerLocked(
         f"journal {path}: {error}. {DAMAGED if type(error) is sqlite3.DatabaseError else FAILED}"
     )
@@ -39,23 +41,66 @@ def failing_closed(path: str | None) -> Iterator[None]:
         raise locked(path, error) from error
 
 
-def narrow(path: str) -> None:
-    """Sees to it that only its owner reads and writes a file, if it is there; whatever the umask was.
+def place_of(path: str | os.PathLike[str]) -> str:
+    """Return the place of a journal, links followed."""
+    try:
+        return os.path.realpath(os.fsdecode(path))
+    except (TypeError, ValueError):
+        raise InvalidValue(f"path must be the name of a file, got {path!r}") from None
 
-    By its name, not by opening it: closing a file of a database lets go of all locks of the process on it.
+
+def never_begun(place: str) -> bool:
+    """Return whether files lie here in which no row and no head was ever written."""
+    try:
+        return not _written(place + ".head") and not _tables(place)
+    except (OSError, sqlite3.Error):  # whatever it is, it is there
+        return False
+
+
+def foreign(place: str) -> bool:
+    """Return whether a folder, or a file of another kind, lies where a journal should; it is not touched."""
+    try:
+        if not os.path.isfile(place):
+            return os.path.exists(place)
+        tables = set() if _written(place + ".head") else _tables(place)
+        return bool(tables) and "chain" not in tables
+    except (OSError, sqlite3.OperationalError):  # of the disk: opening it will tell
+        return False
+    except sqlite3.DatabaseError:  # no database
+        return True
+
+
+def _written(head: str) -> bool:
+    return os.path.exists(head) and any(Path(head).read_bytes())
+
+
+def _tables(place: str) -> set[str]:
+    """Return the names of a database's tables; none of a file that is empty or not there."""
+    if not os.path.exists(place) or os.path.getsize(place) == 0:
+        return set()
+    with contextlib.closing(sqlite3.connect(f"{Path(place).as_uri()}?mode=rw", uri=True)) as database:
+        return {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+
+
+def narrow(path: str) -> None:
+    """Restrict an existing file to its owner, for any umask.
+
+    It is addressed by name: opening and closing a file of a database would release all locks of the process
+    on it.
     """
     with contextlib.suppress(FileNotFoundError):
-        mode = stat.S_IMODE(os.stat(path).st_mode)
-        if mode & 0o777 & ~_OWNER_ONLY:
+        found = os.stat(path).st_mode
+        mode = stat.S_IMODE(found)
+        if stat.S_ISREG(found) and mode & 0o777 & ~_OWNER_ONLY:
             try:
                 os.chmod(path, _OWNER_ONLY)
-                log.warning("%s could be opened by others (mode %o): it is its owner's now", path, mode)
+                log.warning("%s could be opened by others (mode %o): now restricted to its owner", path, mode)
             except PermissionError:
-                log.warning("%s can be opened by others (mode %o), and is not ours to change", path, mode)
+                log.warning("%s can be opened by others (mode %o), and that cannot be changed", path, mode)
 
 
 def create_private(path: str) -> None:
-    """An empty file that only its owner reads and writes; one that is there is narrowed."""
+    """Create an empty file that only its owner can read and write; an existing one is restricted."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _OWNER_ONLY)
     except FileExistsError:
@@ -68,9 +113,9 @@ def create_private(path: str) -> None:
 
 
 class Head:
-    """Number and hash of the newest row, in two slots written in turn: a torn write spares the other one."""
+    """The number and hash of the newest row, in two slots written in turn: a torn write spares the other."""
 
-    PAGE = 4096  # each slot starts a page of its own, and is written in place
+    PAGE = 4096  # each slot has its own page and is written in place
     SLOT = struct.Struct(">8sQ32s16s")  # magic, seq, hash, checksum
 
     def __init__(self, path: str, *, create: bool) -> None:
@@ -86,7 +131,7 @@ class Head:
             fcntl.flock(self.file, fcntl.LOCK_EX)
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError, ValueError):  # closed meanwhile, which unlocks it too
+        with contextlib.suppress(OSError, ValueError):  # closed meanwhile, which also unlocks
             fcntl.flock(self.file, fcntl.LOCK_UN)
 
     def close(self) -> None:
@@ -94,7 +139,7 @@ class Head:
         self.file = -1
 
     def slots(self) -> list[tuple[int, str] | None]:
-        """Return what each slot says; None for one never written, torn or damaged."""
+        """Return the content of each slot; None for one never written, torn or damaged."""
         with failing_closed(self.path):
             return [self._parse(os.pread(self.file, self.SLOT.size, place)) for place in (0, self.PAGE)]
 
@@ -114,7 +159,7 @@ class Head:
         data = self._seal(self.SLOT.pack(b"farthing", seq, bytes.fromhex(digest), b"")[:-16])
         with failing_closed(self.path):
             room = 2 * self.PAGE - os.fstat(self.file).st_size
-            if room > 0:  # taken before the disk is full
+            if room > 0:  # allocate now, in case the disk fills up later
                 os.pwrite(self.file, bytes(room), 2 * self.PAGE - room)
             if os.pwrite(self.file, data, 0 if first <= second else self.PAGE) != len(data):
                 raise OSError(f"row {seq} is charged, but only part of the head could be written")

@@ -13,10 +13,10 @@
 >>> countdown.left == countdown.times - 1
 True
 
-**Two ways to spend.** `promise` fixes a plan of unchanging prices ahead and counts answers down by tight
-accounting (`accounting.pld`); stopping early is free. Without a promise every answer is charged to a *filter*
-(`accounting.filters`), which allows the next price to depend on the last answer. One ledger does one of the
-two, and a tight price is never used for prices chosen on the way.
+**Two ways to spend.** `promise` fixes a plan of constant prices in advance and counts its answers down by
+tight accounting (`accounting.pld`); stopping early is free. Without a promise every answer is charged to a
+*filter* (`accounting.filters`), so that the next price may depend on the last answer. A ledger does one or
+the other: tight accounting is never used for prices that are chosen adaptively.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from farthing import validate
-from farthing.accounting.filters import BasicFilter, Filter, GdpFilter
+from farthing.accounting.filters import BasicFilter, Filter
 from farthing.accounting.tolerance import DEPTH
 from farthing.budget import Budget, Drawn, Guarantee
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
@@ -50,13 +50,13 @@ from farthing.noise.lattice import Stream
 from farthing.queries.events import ApproximateEvent, Event, TurnEvent, encode
 from farthing.queries.query import Answer, Query, Receipt, Records
 
-Listener = Callable[[Query, Any, Answer], None]  # is told of each answer: what was asked, at which w
+Listener = Callable[[Query, Any, Answer], None]  # called after each answer with the query, w and the answer
 
-_BLOCK = 32  # promised answers reserved at once: one durable commit for all of them
+_BLOCK = 32  # promised answers reserved in one durable commit
 
 
 class _Ready(NamedTuple):
-    """A query made ready before it is charged: its price, and the shapes of ``w`` and of its sum."""
+    """A query prepared before it is charged: its price, and the shapes of ``w`` and of its sum."""
 
     query: Query
     event: Event
@@ -65,33 +65,31 @@ class _Ready(NamedTuple):
 
 
 class Ledger(Drawn):
-    """A budget, the books of what was spent of it, and (after `over`) the only way to its records.
+    """A budget with a record of its charges and, after `over`, the only access to private records.
 
     Parameters
     ----------
     budget : Budget
-        What may be spent in all.
+        The budget.
     journal : path, optional
-        The file of the books; without one they live in memory. An existing journal must have been begun with
-        the same budget and filter.
+        The journal file, new or created with the same budget and filter; None for a ledger in memory.
     filter : callable, optional
-        A privacy filter, or a function from a budget to one: `GdpFilter` by default, `BasicFilter` where
-        delta is 0. It charges answers that were not promised.
+        The filter for answers that were not promised: `GdpFilter`, or `BasicFilter` if delta is 0.
     stream : Stream, optional
-        Random words; a `SeededStream` is for tests and voids every guarantee.
+        The source of random bits; a `SeededStream` is for tests and voids every guarantee.
     block : int, default 32
-        How many promised answers, or answers of one block of a menu, are reserved in one durable commit;
-        unused ones are given back by `close`, a crash forfeits them.
+        The number of promised answers, or of answers of one block of a menu, that are reserved in one durable
+        commit. `close` gives unused ones back; a crash forfeits them.
     float_noise : bool, default False
-        Whether mechanisms whose noise is not on a lattice are allowed; the guarantee then says so.
+        Whether mechanisms with noise that is not on a lattice are allowed; the guarantee then says so.
 
     Notes
     -----
-    A ledger spends in one of two ways. `promise` fixes a plan ahead, which is priced tightly as a whole;
-    answers then have turns (0, 1, 2, ...), which mechanisms and samplers are told. Without a promise each
-    answer is charged to the filter, so that the next price may depend on the last answer; its turn is 0.
-    Copying never copies a balance: ``copy`` and ``deepcopy``
-    return the same ledger, and pickling carries the path of its journal.
+    A ledger spends in one of two ways. `promise` fixes a plan in advance, which is priced tightly as a whole;
+    its answers have turns (0, 1, 2, ...), which are passed to mechanisms and samplers. Without a promise each
+    answer is charged to the filter, so that the next price may depend on the last answer; its turn is 0. A
+    copy shares the balance: ``copy`` and ``deepcopy`` return the same ledger, and a pickle holds the path of
+    its journal.
 
     Examples
     --------
@@ -114,24 +112,24 @@ class Ledger(Drawn):
         block: int | None = None,
         float_noise: bool = False,
     ) -> None:
-        rule = levels.checked((filter or (GdpFilter if budget.delta > 0 else BasicFilter))(budget), budget)
-        self._stream = stream if stream is not None else Stream()
+        rule = levels.rule_for(budget, filter)
+        self._stream = Stream() if stream is None else validate.offers("integers", "choose", stream=stream)
         noise = SEEDED if not self._stream.sound else FLOATS if float_noise else SOUND
         size = validate.count(block=block) if block is not None else _BLOCK
         self._books = Books(rule, Journal(journal, header_of(rule, noise)), noise, size)
         self._records: Records | None = None
         self._ready: _Ready | None = None
         self._listener: Listener | None = None
-        self._depth = 0  # a part of a part of ...
+        self._depth = 0  # how often the budget was divided into parts
 
     @classmethod
     def open(cls, journal: str | os.PathLike[str], *, block: int | None = None) -> "Ledger":
-        """Return the ledger of an existing journal, with the budget and filter that it was begun with.
+        """Return the ledger of an existing journal, with the budget and filter that it was created with.
 
         Parameters
         ----------
         journal : path
-            The file.
+            The journal file.
         block : int, optional
             As for `Ledger`.
 
@@ -142,9 +140,9 @@ class Ledger(Drawn):
         Raises
         ------
         InvalidValue
-            If there is none.
+            If there is no journal at this path.
         LedgerLocked
-            If its rows do not agree with their hashes.
+            If its rows do not match their hashes.
         """
         if not Journal.exists(journal):
             raise InvalidValue(f"there is no ledger at {os.fspath(journal)!r}")
@@ -157,7 +155,7 @@ class Ledger(Drawn):
 
     @property
     def filter(self) -> Filter:
-        """The privacy filter that charges answers which were not promised."""
+        """The privacy filter for answers that were not promised."""
         return self._books.rule
 
     @property
@@ -166,7 +164,7 @@ class Ledger(Drawn):
         return self._books.rule.budget
 
     def over(self, records: Records) -> "Ledger":
-        """Return this ledger, with the same balance, as the way to these records.
+        """Return this ledger, with the same balance, bound to these records.
 
         Parameters
         ----------
@@ -180,16 +178,17 @@ class Ledger(Drawn):
         return self._beside(self._books, levels.bound(self._books, records), self._listener)
 
     def with_listener(self, listener: "Listener") -> "Ledger":
-        """Return this ledger, the same balance, that calls ``listener(query, w, answer)`` after each answer.
+        """Return this ledger, with the same balance and a ``listener(query, w, answer)`` after each answer.
 
-        All three are public. Parts of the budget (`allot`) are not listened to.
+        The arguments are public. Answers of parts of the budget (`allot`) are not passed to it.
         """
         return self._beside(self._books, self._records, listener)
 
     def rehearsal(self) -> "Ledger":
         """Return a ledger in memory with this one's budget, filter, promises and balance, without records.
 
-        For made-up records: what a method refuses, it refuses there, and nothing is charged here.
+        A method can be tried on made-up records with it: it raises the same refusals, and nothing is charged
+        here.
         """
         ledger = self._beside(self._books.rehearsal(), None, None)
         ledger._stream = Stream()
@@ -207,11 +206,12 @@ class Ledger(Drawn):
         Parameters
         ----------
         query : Query
-            What is asked.
+            The query.
         w : optional
-            The parameters that it is asked at: public, finite numbers.
+            Its parameters: public, finite numbers.
         key : str, optional
-            A name to keep the answer under: the same key, query and ``w`` return it again at no charge.
+            A name under which the answer is stored: the same key, query and ``w`` return it again without a
+            charge.
 
         Returns
         -------
@@ -221,11 +221,11 @@ class Ledger(Drawn):
         Raises
         ------
         BudgetSpent
-            If it does not fit; nothing is charged then.
+            If the query does not fit the budget; nothing is charged then.
         PromiseBroken
-            If the ledger has a plan of which this is no part.
+            If the ledger has a plan that does not include this query.
         NotReleased
-            If the key was charged and its answer never stored (a crash in between).
+            If the key was charged but its answer was never stored, because of a crash in between.
         """
         answer = self._answered(query, w, key)
         if self._listener is not None:
@@ -233,12 +233,11 @@ class Ledger(Drawn):
         return answer
 
     def _answered(self, query: Query, w: Any, key: str | None) -> Answer:
-        if self._records is None:
-            raise InvalidValue("this ledger has no records: ask ledger.over(records) instead")
+        answers.refuse_unready(query, self._records)
         if self._books.noise == SOUND and not getattr(query.mechanism, "on_lattice", True):
             raise Unsupported(
-                f"{query.mechanism!r} adds float noise: use lattice noise, or a ledger that names it in its "
-                "guarantee, Ledger(budget, float_noise=True)"
+                f"{query.mechanism!r} adds float noise: use lattice noise, or Ledger(budget, "
+                "float_noise=True), whose guarantee states it"
             )
         refuse_nonfinite(w)
         ready = self._readied(query, w)
@@ -247,7 +246,7 @@ class Ledger(Drawn):
         if key is None:
             receipt = with_clip(self._books.take(event), query)
             return Answer(self._compute(ready, w, receipt.turn), receipt)
-        # with the field's first name, so that answers kept under a key by earlier versions are found again
+        # the field's original name, so that answers stored by earlier versions are found
         mechanism = repr(query.mechanism).replace("noise_multiplier=", "noise=")
         asked = [encode(event), mechanism, type(query.bound).__name__, query.bound.scale, w]
         request = hashlib.sha256(to_bytes(asked)).hexdigest()
@@ -262,77 +261,76 @@ class Ledger(Drawn):
         return answer
 
     def _readied(self, query: Query, w: Any) -> "_Ready":
-        """Return the price and the shape of an answer, found once for a query and a shape of ``w``.
+        """Return the price and the shape of an answer, computed once per query and shape of ``w``.
 
-        The shape is that of the sum over no records: mistakes of the caller show here, before any charge.
+        The shape is that of the sum over no records: errors of the caller are raised here, before any charge.
         """
         assert self._records is not None
-        ready, shaped = self._ready, form(w)  # read once: another thread may ask something else meanwhile
-        if ready is not None and ready.query is query and ready.form == shaped:  # queries do not change
-            if query.remembers and not isinstance(ready.event, TurnEvent):  # a promise may be made since
+        ready, shaped = self._ready, form(w)  # read once: another thread may replace it
+        if ready is not None and ready.query is query and ready.form == shaped:  # queries are immutable
+            if query.remembers and not isinstance(ready.event, TurnEvent):  # promised since then
                 return ready._replace(event=self._event(query))
             return ready
         if ready is not None and alike(ready.query, query) and ready.form == shaped:
             shape = ready.shape
         else:
             shape = answers.shape_of(answers.zero_sum(query.contribution, self._records, w, query.bound))
-            query.mechanism.check(query.bound, shape)
-            if (grid := getattr(query.mechanism, "grid", None)) is not None:
-                grid(query.bound, math.prod(shape))  # refuses noise that needs too fine a grid
+        query.mechanism.check(query.bound, shape)
+        if (grid := getattr(query.mechanism, "grid", None)) is not None:
+            grid(query.bound, math.prod(shape))  # raises if the noise needs too fine a grid
         query.check(self._records)
         self._ready = ready = _Ready(query, self._event(query), shaped, shape)
         return ready
 
     def _compute(self, ready: "_Ready", w: Any, turn: int) -> Any:
-        """Draw, sum and release, only after the charge is written: whatever fails, noise is released.
+        """Draw, sum and release after the charge is written. If anything fails, noise alone is released.
 
-        With a seeded stream, which guarantees nothing, errors are raised as they are: for made-up records.
+        With a seeded stream, which guarantees nothing and is meant for made-up records, errors are raised.
         """
         query, records, drawn = ready.query, self._records, None
         assert records is not None
         sound = self._stream.sound
-        with np.errstate(all="ignore") if sound else nullcontext():  # a warning would tell about a record
+        with np.errstate(all="ignore") if sound else nullcontext():  # a warning would reveal a record
             try:
                 drawn = query.draw(records, self._stream, turn)
                 total = query.total(records, drawn, w)
                 if answers.shape_of(total) != ready.shape:
-                    raise InvalidValue("a bounded sum over records has another shape than over none")
+                    raise InvalidValue("the bounded sum over records differs in shape from that over none")
                 return query.mechanism.release(total, query.bound, self._stream, turn)
             except Exception as error:
                 if not sound:
                     raise
                 refusal = answers.refusal(error)
-            if refusal is not None:  # raised here, it does not carry the error with it
+            if refusal is not None:  # raised outside the handler, without the private error
                 raise refusal
             return answers.released(query, records, drawn, w, self._stream, turn)
 
     def promise(self, query: Query | Event, times: int | None = None) -> Countdown:
-        """Fix how many answers of one price will be asked, before anything is asked.
+        """Fix the number of answers at one price, before the first answer.
 
         Parameters
         ----------
         query : Query or Event
-            What will be asked, or its price. The bound may change as long as the price does not.
+            The query or its price. The bound may change later as long as the price does not.
         times : int, optional
-            How many answers; as many as fit by default.
+            The number of answers; as many as fit by default.
 
         Returns
         -------
         Countdown
-            How many answers were promised, and how many are left.
+            The number of answers that were promised, and that are left.
 
         Raises
         ------
         BudgetSpent
             If the plan does not fit.
         PromiseBroken
-            If the ledger has already been asked.
+            If the ledger has already answered a query.
 
         Notes
         -----
-        Several promises make a plan and are priced together. Promising again what is promised joins it. A
-        query whose noise or draws depend on the turn is promised as one event over all of its turns
-        (`Query.plan`).
+        Several promises form a plan and are priced together. Promising a query again returns its promise. A
+        query whose noise or draws depend on the turn is promised as one event of all turns (`Query.plan`).
         """
         times = None if times is None else validate.count(times=times)
         if isinstance(query, Query) and query.remembers:
@@ -340,32 +338,32 @@ class Ledger(Drawn):
         return self._books.promise(query.price(self.budget) if isinstance(query, Query) else query, times)
 
     def _event(self, query: Query | Event) -> Event:
-        """Return the event as which one answer is charged: its own price, or a turn of what was promised."""
+        """Return the event that is charged for one answer: its own price, or a turn of its promise."""
         if not isinstance(query, Query):
             return query
         return self._books.promised_as(query) if query.remembers else query.price(self.budget)
 
     def reserve(self, query: Query, count: int) -> None:
-        """Charge ``count`` answers ahead in one durable commit; `close` gives unused ones back.
+        """Charge ``count`` answers in advance in one durable commit; `close` gives unused ones back.
 
         Parameters
         ----------
         query : Query
-            What will be asked.
+            The query.
         count : int
-            How many answers.
+            The number of answers.
         """
         self._books.reserve(self._event(query), validate.count(count=count))
 
     def affords(self, query: Query | Event, times: int = 1) -> bool:
-        """Return whether ``times`` more answers fit. It costs nothing and tells nothing about the records.
+        """Return whether ``times`` more answers fit the budget. The result depends on no record.
 
         Parameters
         ----------
         query : Query or Event
-            What would be asked, or its price.
+            The query or its price.
         times : int, default 1
-            How many answers.
+            The number of answers.
 
         Returns
         -------
@@ -380,21 +378,20 @@ class Ledger(Drawn):
         *,
         filter: Callable[[Budget], Filter] | None = None,
     ) -> "Ledger":
-        """Hand a part of the budget to a ledger of its own, charged here at once and in full.
+        """Charge a part of the budget at once and in full, and return a ledger that may spend it.
 
         Parameters
         ----------
         epsilon, delta : float, optional
-            The part; all that is left (`rest`) by default.
+            The part; by default all that is left (`rest`).
         filter : callable, optional
-            The privacy filter of the part. Under basic composition a part may be spent in any way; otherwise
-            it is spent by a filter of the same kind, and costs what that lets through in all: μ-GDP or
-            ρ-zCDP.
+            The privacy filter of the part: any under basic composition, otherwise one of the same kind, which
+            is charged for the total that it allows (μ-GDP or ρ-zCDP).
 
         Returns
         -------
         Ledger
-            A ledger in memory over the same records: this ledger's journal already holds its cost.
+            A ledger in memory over the same records; its cost is already in this ledger's journal.
 
         Raises
         ------
@@ -403,11 +400,11 @@ class Ledger(Drawn):
         """
         levels.refuse_parts(self._books.rule)
         if self._depth == DEPTH:
-            raise Unsupported(f"a part of a part ... {DEPTH} times over cannot be divided further")
+            raise Unsupported(f"a part cannot be divided more than {DEPTH} times")
         if epsilon is None and delta is None:
             budget = self.rest
         elif epsilon is None or delta is None:
-            raise InvalidValue(f"give both epsilon and delta of the part, or neither: {epsilon!r}, {delta!r}")
+            raise InvalidValue(f"pass both epsilon and delta of the part, or neither: {epsilon!r}, {delta!r}")
         else:
             budget = self.budget.with_(epsilon, delta)
         basic = isinstance(self._books.rule, BasicFilter)
@@ -426,36 +423,38 @@ class Ledger(Drawn):
 
     @property
     def rest(self) -> Budget:
-        """The largest budget that a part may be given: this one, less what is charged.
+        """The largest budget that a part may have: this one minus the charges.
 
-        For the GDP filter the δ stays and μ² shrinks; for zCDP the same with ρ; for basic composition ε and δ
-        do. Raises `Unsupported` where what is left is not a budget (a plan, an RDP filter that was asked).
+        The GDP filter keeps δ and reduces μ²; zCDP does the same with ρ; basic composition reduces ε and δ.
+        A
+        plan and an RDP filter with charges raise `Unsupported`: their remainder is not a budget.
         """
         return self._books.rest()
 
     def note(self, text: str) -> None:
-        """Write down an assumption, that a count is public for instance; `guarantee` says it.
+        """Record an assumption, such as that a count is public; `guarantee` states it.
 
         Parameters
         ----------
         text : str
-            The assumption. On a part of a budget (`allot`) the ledger that paid for it has it as well.
+            The assumption. A note on a part of a budget (`allot`) is also recorded in the ledger that paid
+            for it.
         """
         self._books.note(text)
 
     @property
     def guarantee(self) -> Guarantee:
-        """The guarantee of everything released so far and of all that may still be, whenever it stops."""
+        """The guarantee of everything that was or will be released, at any stopping time."""
         return self._books.guarantee()
 
     @property
     def guarantees(self) -> dict[float, Guarantee]:
-        """The guarantee of each level of budget, by its ε; one where everybody has the same budget."""
+        """The guarantee of each level of personal budget by its ε; one entry if all have the same budget."""
         return levels.guarantees(self._books)
 
     @property
     def spent(self) -> Guarantee:
-        """The guarantee of what was charged so far, by itself (see its note)."""
+        """The guarantee of the charges so far, by itself (see its note)."""
         return self._books.spent()
 
     @property
@@ -491,7 +490,7 @@ class Ledger(Drawn):
     def __reduce__(self) -> tuple[Any, ...]:
         path = self._books.journal.path
         if path is None:
-            raise Unsupported("a ledger in memory cannot leave its process: give it a journal file")
+            raise Unsupported("a ledger in memory cannot be sent to another process: use a journal file")
         if not self._stream.sound:
             raise Unsupported("a ledger with seeded noise cannot be pickled")
         return Ledger.open, (path,)

@@ -1,9 +1,9 @@
-"""The guarantee of every level of budget, for ledgers whose units have budgets of their own.
+"""State the guarantee of every level of budget, for ledgers whose units have personal budgets.
 
-A ledger of personal budgets (`farthing.accounting.personal.PersonalFilter`) has one journal and one balance a
-level: of promises, how many answers were taken, which is one number for all levels, since every answer is
-charged to every level at its own price; of the filter, one total a level. What holds for a level follows from
-the rows alone, so a verifier recomputes it (`farthing.ledger.verifier`).
+A ledger of personal budgets (`farthing.accounting.personal.PersonalFilter`) has one journal. For promises it
+counts answers once for all levels, since every answer is charged to every level at that level's price; the
+filter has one total per level. The guarantee of a level follows from the rows alone, so a verifier can
+recompute it (`farthing.ledger.verifier`).
 
 >>> from farthing.accounting.personal import PersonalBudgets, plan_rates
 >>> from farthing.ledger.ledger import Ledger
@@ -16,10 +16,12 @@ the rows alone, so a verifier recomputes it (`farthing.ledger.verifier`).
 {1.0: 1.0, 3.0: 3.0}
 """
 
+from collections.abc import Callable
 from typing import Any
 
+from farthing import validate
 from farthing.accounting import personal
-from farthing.accounting.filters import Filter
+from farthing.accounting.filters import BasicFilter, Filter, GdpFilter
 from farthing.accounting.menu import MenuFilter
 from farthing.accounting.odometer import STOPPING
 from farthing.accounting.personal import PersonalFilter
@@ -30,7 +32,7 @@ from farthing.ledger.books import Books, composed
 
 
 def guarantees(books: Books) -> dict[float, Guarantee]:
-    """Return what holds for units of each level whenever the asking ends, by the level's ε."""
+    """Return the guarantee for units of each level at any stopping time, by the level's ε."""
     rule, (plan, _, _) = books.rule, books.parts()
     if not isinstance(rule, PersonalFilter):
         return {rule.budget.epsilon: books.guarantee()}
@@ -39,7 +41,7 @@ def guarantees(books: Books) -> dict[float, Guarantee]:
 
 
 def spent(books: Books) -> dict[float, Guarantee]:
-    """Return what was charged to units of each level until now, by the level's ε."""
+    """Return the charges so far for units of each level, by the level's ε."""
     rule, (plan, counts, totals) = books.rule, books.parts()
     if not isinstance(rule, PersonalFilter):
         return {rule.budget.epsilon: books.spent()}
@@ -58,34 +60,46 @@ def _said(
 
 
 def bound(books: Books, records: Any) -> Any:
-    """Return records whose levels, if they have any, are those of the ledger; their sizes are noted."""
+    """Return the records, after a check that their levels are the ledger's; note the sizes of the levels."""
+    if hasattr(records, "__array__"):  # numpy's own `take` indexes single numbers, not rows
+        raise InvalidValue("records must be ft.Rows(array), one row per record, not the array itself")
+    validate.offers("take", "__len__", records=records)
     levels = getattr(records, "epsilons", None)
     if levels is None:
         return records
     own = books.rule.epsilons if isinstance(books.rule, PersonalFilter) else (books.rule.budget.epsilon,)
     if levels != own:
         raise InvalidValue(
-            f"the records have budgets of epsilon {_few(levels)}, the ledger of {_few(own)}: make it with "
-            "Ledger(people.budget(delta), filter=people), or give PersonalBudgets the ledger's epsilons"
+            f"the records have epsilons {_few(levels)}, but the ledger has {_few(own)}: create the ledger "
+            "with Ledger(people.budget(delta), filter=people), or use the ledger's epsilons"
         )
     books.note(records.words())
     return records
 
 
-def checked(rule: Filter, budget: Budget) -> Filter:
-    """Return a filter of this budget, refuse others: a part is charged by its budget, spent by its filter."""
+def rule_for(budget: Budget, filter: Callable[[Budget], Filter] | None) -> Filter:
+    """Return the filter of a ledger; it must have the ledger's budget, by which a part is charged."""
+    if not isinstance(budget, Budget):
+        raise InvalidValue(f"budget must be ft.Budget(epsilon, delta), got {budget!r}")
+    if filter is not None and not callable(filter):
+        raise InvalidValue(
+            f"filter must be a class such as GdpFilter, or a function of a budget, got {filter!r}"
+        )
+    rule = (filter or (GdpFilter if budget.delta > 0 else BasicFilter))(budget)
     if rule.budget != budget:
-        raise InvalidValue(f"the filter is one of {rule.budget}, the ledger of {budget}: give its class")
+        raise InvalidValue(
+            f"the filter has budget {rule.budget}, the ledger {budget}: pass the filter's class"
+        )
     return rule
 
 
 def refuse_parts(rule: Filter) -> None:
-    """Refuse to hand on a part of a budget that has no price for it."""
+    """Refuse to divide a budget whose filter has no price for a part."""
     if isinstance(rule, MenuFilter | PersonalFilter):
         instead = "put its events on the menu" if isinstance(rule, MenuFilter) else "promise its answers"
         raise Unsupported(
-            f"a ledger with a {rule.name} filter has no price for a part of its budget: {instead}, or begin "
-            "a ledger with another filter"
+            f"a ledger with a {rule.name} filter cannot be divided into parts: {instead}, or create a ledger "
+            "with another filter"
         )
 
 

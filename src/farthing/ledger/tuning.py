@@ -1,8 +1,7 @@
 """Release the best of several runs: paid for at once, then computed in ledgers that nobody sees.
 
-`best_of` draws how many runs there are, and a candidate for each; every run gets a ledger in memory with the
-same budget, and hands back a model and a score. What is released is the best run's candidate, model and
-score, and nothing of the others.
+`best_of` draws the number of runs, and a candidate for each. Every run has a ledger in memory with the same
+budget, and returns a model and a score. Only the best run's candidate, model and score are released.
 
 >>> import numpy as np, farthing as ft
 >>> rows = ft.Rows(np.random.default_rng(0).normal(2.0, 1.0, size=(5000, 1)))
@@ -18,12 +17,12 @@ score, and nothing of the others.
 >>> round(ledger.share, 6)
 1.0
 
-**Guarantee.** The theorem of `farthing.accounting.tuning`: under the ledger's adjacency and for its unit,
-against whoever sees the best run and not how many there were. The charge is one event, derived from what a
-run may ask and from the distribution of their number, and it is durable before the first run. It needs that
-a run learns from records through its ledger alone, the score included, and that candidates do not depend on
-records. How long all runs take tells their number: whoever can time them learns more than is paid for
-(docs/sharp-edges.md). A run that fails counts as the worst, whatever failed.
+**Guarantee.** The theorem of `farthing.accounting.tuning`, under the ledger's adjacency and for its unit,
+against an observer who sees the best run and not the number of runs. The charge is one event, derived from
+the budget of a run and the distribution of their number, and it is durable before the first run. Assumptions:
+a run reads records through its ledger only, also for the score, and candidates do not depend on records. The
+total running time reveals the number of runs: an observer who can measure it learns more than was paid for
+(docs/sharp-edges.md). A run that fails counts as the worst, for any failure.
 """
 
 import math
@@ -55,18 +54,18 @@ Candidates = Sequence[Any] | Callable[[int], Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tuned:
-    """The best of several runs, and what all of them cost.
+    """The best of several runs, and the cost of all of them.
 
     Attributes
     ----------
     candidate
         The candidate of the best run.
     model
-        What the best run returned.
+        The model that the best run returned.
     score : float
-        Its score, as noisy as it was asked.
+        Its score, with the noise of its query.
     privacy : Guarantee
-        What holds of the three together.
+        The joint guarantee of candidate, model and score.
     receipt : Receipt
         The charge in the ledger's journal.
 
@@ -102,25 +101,25 @@ def best_of(
     Parameters
     ----------
     run : callable
-        ``run(candidate, ledger)`` trains through this ledger only and returns (model, score); the score is
-        asked of the ledger too, or is taken on public data. Larger is better.
+        ``run(candidate, ledger)`` trains through this ledger only and returns (model, score). The score comes
+        from a query to the ledger or from public data. Larger is better.
     candidates : sequence or callable
-        What runs choose from, each as likely as the others; or a function of a random
-        seed (a whole number) that draws one. They must not depend on records.
+        The candidates of a run, each with the same probability; or a function that draws one from a random
+        seed (an integer). They must not depend on records.
     ledger : Ledger
         The ledger that pays. An unused one pays by a promise, one with `BasicFilter` at any time.
     epsilon, delta : float, optional
-        The part of it that all runs together may cost; what is left by default.
+        The part of the budget for all runs together; by default the remainder.
     runs : float, default 10
         The expected number of runs.
     distribution : {"geometric", "logarithmic", "poisson"} or float, default "geometric"
-        The distribution of their number; a number is the shape η of a truncated negative binomial. The
-        smaller it is, the less is paid, and the more often there are few runs. With "poisson" there may be
-        none.
+        The distribution of the number of runs; a number is the shape η of a truncated negative binomial. A
+        smaller shape costs less and makes small numbers of runs more likely. "poisson" may draw no run at
+        all.
     plan : Event, optional
-        What one run asks, promised in its ledger, such as 1000 batches,
-        ``RepeatedEvent(Poisson(0.01).amplify(Gaussian(2.0)), 1000)``. None: Gaussian answers chosen on the
-        way, as large a budget of them as fits.
+        The answers of one run, promised in its ledger, for example 1000 batches,
+        ``RepeatedEvent(Poisson(0.01).amplify(Gaussian(2.0)), 1000)``. None: adaptively chosen Gaussian
+        answers, with the largest budget that fits.
 
     Returns
     -------
@@ -129,16 +128,16 @@ def best_of(
     Raises
     ------
     BudgetSpent
-        Where it does not fit; nothing is charged then.
+        If the event does not fit the budget; nothing is charged then.
     InvalidValue, Unsupported, PromiseBroken
-        For wrong arguments, and where the first question of some candidate is refused, before the charge.
+        For invalid arguments, or if the first query of a candidate is refused; both before the charge.
     NotReleased
-        If every run failed, or none was drawn; the charge stays.
+        If every run failed or none was drawn; the charge stays.
 
     Notes
     -----
-    Before the charge ``run`` is called for every candidate with a ledger that ends it at its first question.
-    With a seeded stream, for tests, errors inside a run are raised as they are.
+    Before the charge, ``run`` is called for every candidate with a ledger that ends it at its first query.
+    With a seeded stream, for tests, errors inside a run are raised.
 
     Examples
     --------
@@ -170,22 +169,23 @@ def released(run: Run, candidates: Candidates, ledger: Ledger, event: TuningEven
             best = found.score, candidate, found.model
     if best is None:
         raise NotReleased(
-            f"every run failed, or none was drawn: nothing is released of {event}, it is charged"
+            f"every run failed, or the random number of runs was 0: {event} is charged, and nothing is "
+            "released"
         )
     return Tuned(best[1], best[2], best[0], _guarantee(ledger, event), receipt)
 
 
 def run_count(runs: float, distribution: str | float) -> RunCount:
-    """Return the distribution of the number of runs, by its name or its shape."""
+    """Return the distribution of the number of runs from its name or shape."""
     if isinstance(distribution, str) and distribution not in SHAPES:
         raise InvalidValue(f"distribution must be one of {sorted(SHAPES)} or a number, got {distribution!r}")
     return RunCount(runs, SHAPES[distribution] if isinstance(distribution, str) else distribution)
 
 
 def part_of(ledger: Ledger, epsilon: float | None, delta: float | None) -> Budget:
-    """Return the part of a ledger that is named, or what is left of it."""
+    """Return the requested part of a ledger's budget, or its remainder."""
     if (epsilon is None) != (delta is None):
-        raise InvalidValue(f"give both epsilon and delta, or neither: {epsilon!r}, {delta!r}")
+        raise InvalidValue(f"pass both epsilon and delta, or neither, got {epsilon!r} and {delta!r}")
     part = ledger.rest if epsilon is None or delta is None else ledger.budget.with_(epsilon, delta)
     if part.delta == 0:
         raise InvalidValue(f"the best of several runs needs a delta above 0, got {part}")
@@ -193,7 +193,7 @@ def part_of(ledger: Ledger, epsilon: float | None, delta: float | None) -> Budge
 
 
 def tuning_event(part: Budget, runs: RunCount, plan: Event | None) -> TuningEvent:
-    """The event of a tuning: of a plan, or of as much Gaussian DP as fits."""
+    """Return the event of a tuning: of a plan, or of the largest Gaussian DP budget that fits."""
     if plan is None:
         mu = tuning.largest_mu(part, runs)
         run = part.with_(gaussian.epsilon(mu, part.delta), part.delta)
@@ -207,15 +207,15 @@ def _paid(ledger: Ledger, event: Event) -> Receipt:
     if not isinstance(books.rule, BasicFilter):
         if isinstance(event, PoissonEvent) or ledger.share > 0:
             raise Unsupported(
-                "tuning beside other answers, or on a sample, is paid for by basic composition: begin a "
-                "ledger with filter=BasicFilter, or tune with one that was not asked"
+                "tuning beside other answers, or on a sample, needs basic composition: create a "
+                "ledger with filter=BasicFilter, or use a ledger without answers"
             )
         books.promise(event, 1)
     return books.take(event)
 
 
 def _guarantee(ledger: Ledger, event: Event) -> Guarantee:
-    """What holds of the best run by itself, with the notes of its ledger."""
+    """Return the guarantee of the best run by itself, with the notes of its ledger."""
     if not isinstance(ledger.filter, BasicFilter):
         return ledger.guarantee
     (epsilon, delta), whole = ledger.filter.cost(event), ledger.guarantee
@@ -227,7 +227,7 @@ def _drawn(candidates: Candidates, stream: Stream) -> Callable[[], Any]:
     if callable(candidates):
         return lambda: candidates(int(stream.integers(1)[0]))
     if not candidates:
-        raise InvalidValue("give the candidates to draw from, at least one")
+        raise InvalidValue("candidates must have at least one entry")
     return lambda: candidates[int(stream.uniform_below(len(candidates), 1)[0])]
 
 
@@ -235,18 +235,18 @@ def _drawn(candidates: Candidates, stream: Stream) -> Callable[[], Any]:
 
 
 class _Asked(Exception):
-    """The first question of a rehearsal: everything before it went well."""
+    """The first query of a rehearsal: everything before it succeeded."""
 
 
 class _RunBooks(Books):
-    """Books of one run: what it may promise is fixed."""
+    """The books of one run, whose promises are fixed."""
 
     closed = False
 
     def promise(self, event: Event, times: int | None) -> Countdown:
-        """Find a promise of the plan; nothing is added to it once it is closed."""
+        """Return a promise of the plan; nothing can be added to the plan once it is closed."""
         if self.closed and event not in [known for known, _ in self._plan(self._state(self.journal.last()))]:
-            raise PromiseBroken(f"{event} is no part of the plan that a run was paid for: name it in plan=")
+            raise PromiseBroken(f"{event} is not in the plan of a run: add it to plan=")
         return super().promise(event, times)
 
 
@@ -257,7 +257,7 @@ class _Rehearsal(_RunBooks):
 
 
 def _run_ledger(ledger: Ledger, event: TuningEvent, rule: Filter, kind: type[_RunBooks]) -> Ledger:
-    """A ledger in memory that lets through what one run was paid for, and no more."""
+    """Return a ledger in memory that allows the charges of one run and no more."""
     books = _books(ledger, rule, kind)
     books.plans = not isinstance(event.event, GaussianEvent)
     if books.plans:
@@ -270,20 +270,20 @@ def _run_ledger(ledger: Ledger, event: TuningEvent, rule: Filter, kind: type[_Ru
 def _books(ledger: Ledger, rule: Filter, kind: type[_RunBooks]) -> _RunBooks:
     noise = ledger._books.noise
     books = kind(rule, Journal(None, header_of(rule, noise)), noise, ledger._books._block)
-    books.parent = ledger._books  # what a run assumes is written down there
+    books.parent = ledger._books  # notes of a run are recorded there
     return books
 
 
 def rehearse(run: Callable[[Any, Ledger], Any], candidate: Any, ledger: Ledger, rule: Filter) -> None:
-    """Call a run with a ledger of this filter that ends it at its first question, and charge nothing.
+    """Call a run with a ledger of this filter that ends it at its first query, and charge nothing.
 
-    What the run refuses by name before that question is raised.
+    Errors that the run raises by name before that query are passed on.
     """
     _rehearse(run, candidate, ledger._beside(_books(ledger, rule, _Rehearsal), None, None))
 
 
 def _rule(run: Event, delta: float, terms: Budget) -> Filter:
-    """The filter of one run: of Gaussian DP, or one that the promises of a plan fit."""
+    """Return the filter of one run: of Gaussian DP, or one that the promises of a plan fit."""
     match run:
         case GaussianEvent(noise):
             return GdpFilter(terms.with_(gaussian.epsilon(terms.adjacency.shift / noise, delta), delta))
@@ -296,7 +296,7 @@ class _Result(NamedTuple):
 
 
 def _rehearse(run: Callable[[Any, Ledger], Any], candidate: Any, ledger: Ledger) -> None:
-    """Raise what a run refuses by name before its first question; whatever else fails may be a record's."""
+    """Raise the library's errors before a run's first query; other errors may depend on a record."""
     try:
         run(candidate, ledger)
     except (_Asked, NotReleased):
@@ -308,7 +308,7 @@ def _rehearse(run: Callable[[Any, Ledger], Any], candidate: Any, ledger: Ledger)
 
 
 def _result(run: Run, candidate: Any, ledger: Ledger, sound: bool) -> _Result | None:
-    """The outcome of one run; None where it failed or has no score."""
+    """Return the outcome of one run; None if it failed or has no score."""
     try:
         model, score = run(candidate, ledger)
         score = float(score)

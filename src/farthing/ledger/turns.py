@@ -1,10 +1,10 @@
-"""The turns of promised plans: which of its T turns each charged answer takes.
+"""Assign turns of promised plans: which of the T turns each charged answer takes.
 
 A turn is a number from 0 to T - 1 that is given to one answer only. Turns follow from the rows of the
-journal, so every process finds the same ones: a charge takes the lowest turns that are free, and a refund
-frees the last turns of the charge it gives back. Where one process spends a plan, turns therefore rise by one
-an answer; where it was killed, the turns that it had reserved are skipped for good. Processes that spend one
-plan at the same time take turns in blocks.
+journal, so every process computes the same ones: a charge takes the lowest free turns, and a refund frees the
+last turns of its charge. If one process spends a plan, turns therefore increase by one per answer; if it was
+killed, the turns that it had reserved are skipped for good. Processes that spend one plan at the same time
+take turns in blocks.
 
 >>> turns = Turns()
 >>> turns.charge(1, 4)              # row 1 reserves four answers
@@ -31,12 +31,12 @@ from farthing.queries.samplers import Sampler
 
 
 class Turns:
-    """The turns of one promise: those that are free, and those that each charge holds."""
+    """The turns of one promise: the free ones, and those of each charge."""
 
     __slots__ = ("_free", "_held")
 
     def __init__(self) -> None:
-        self._free = [range(sys.maxsize)]  # disjoint and in order; the last has no end
+        self._free = [range(sys.maxsize)]  # disjoint and sorted; the last is unbounded
         self._held: dict[int, list[range]] = {}
 
     def charge(self, seq: int, count: int) -> list[range]:
@@ -63,7 +63,7 @@ class Turns:
             count -= len(freed)
 
     def held(self, seq: int) -> Iterator[int]:
-        """Return the turns of the charge in row ``seq``, from the lowest on."""
+        """Return the turns of the charge in row ``seq`` in ascending order."""
         return itertools.chain.from_iterable(tuple(self._held[seq]))
 
 
@@ -74,7 +74,7 @@ class _Begun(NamedTuple):
 
 
 class Memories:
-    """What samplers and mechanisms remember of earlier turns of their plan, in this process only."""
+    """The state that samplers and mechanisms keep between turns of a plan, in this process only."""
 
     __slots__ = ("_begun",)
 
@@ -82,12 +82,12 @@ class Memories:
         self._begun: dict[Event, _Begun] = {}
 
     def begin(self, query: Query, event: Event, records: Any) -> Query:
-        """Return the query with the memory of its plan: an empty one where it goes on over other records.
+        """Return the query with the state of its plan, which is empty if the records are new.
 
-        An empty memory is what a new process has, so parts that offer ``begin`` allow for it. Others may rely
-        on the place of a record, and are asked over one set of records only. The caller keeps what it gets
-        until it has released: another thread may go on over other records meanwhile. A mechanism that wraps
-        another anew for every answer takes over what the one before remembers (``resumed``).
+        A new process also starts with empty state, so parts that offer ``begin`` allow for it. Other parts
+        may rely on the positions of records and are limited to one set of records. The caller keeps the
+        result until its release: another thread may use other records meanwhile. A mechanism that is wrapped
+        anew for every answer takes over the state of the one before (``resumed``).
         """
         if not isinstance(event, TurnEvent):
             return query
@@ -96,8 +96,8 @@ class Memories:
             by_itself = any(_remembers_by_itself(part) for part in (query.sampler, query.mechanism))
             if held is not None and by_itself:
                 raise Unsupported(
-                    "draws or noise of this plan depend on earlier turns, so all of it is asked over the "
-                    "same records: keep private = ledger.over(records), and ask that; nothing was charged"
+                    "draws or noise of this plan depend on earlier turns, so all of its answers must use the "
+                    "same records: keep private = ledger.over(records) and use it; nothing was charged"
                 )
             self._begun[event] = held = _Begun(records, *query.begin())
         resumed = getattr(query.mechanism, "resumed", None)
@@ -112,7 +112,7 @@ def _remembers_by_itself(part: Sampler | Mechanism) -> bool:
 def forfeit(ledger: Any, query: Query, count: int) -> None:
     """Charge the next ``count`` turns of a plan that a `Ledger` promised, and release nothing for them.
 
-    Raises `BudgetSpent` where the plan has fewer left, and `PromiseBroken` where it is not promised.
+    Raises `BudgetSpent` if the plan has fewer left, and `PromiseBroken` if it is not promised.
     """
     books = ledger._books
     books._charge(books.promised_as(query), count, count)

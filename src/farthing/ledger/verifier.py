@@ -1,4 +1,4 @@
-"""A verifier of exported ledgers that shares no code with what wrote them: it imports nothing of farthing.
+"""Verify exported ledgers by code that imports nothing of farthing.
 
     python verifier.py EXPORT.jsonl [HASH]
 

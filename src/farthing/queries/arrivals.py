@@ -1,22 +1,22 @@
-"""Records that arrive once: an answer takes those that came since the last one, and nobody twice.
+"""Query records that arrive over time: each answer uses the records since the last one, and no record twice.
 
-**Theorem.** Let T answers of a plan have noise σ by buffers or bands (`farthing.queries.buffered`,
-`farthing.queries.correlated`; independent noise is one band). If every record is in the sum of one turn at
-most, all T cost what one answer with Gaussian noise σ costs: under add-remove, zero-out and replace-one, per
-record, before any observer, whenever the asking ends, and though each sum may follow from all earlier
+**Theorem.** Let the T answers of a plan have noise σ with buffers or bands (`farthing.queries.buffered`,
+`farthing.queries.correlated`; independent noise has one band). If every record is in the sum of at most one
+turn, all T answers together cost one answer with Gaussian noise σ: under add-remove, zero-out and
+replace-one, per record, against any observer, at any stopping time, and for sums that depend on all earlier
 releases.
 
-*Proof.* Revealing X is revealing CG + Z. A record that arrives before turn s moves G in row s only, by g, and
-so CG by C e_s ⊗ g, at most |C e_0| |g|, and Z has the deviation σ times a number that is not below |C e_0|
-(bands: |c|; buffers: N² is a maximum over k chances, of which k = 1 is |C e_0|²). Which rows arrived before
-which turn is the same with and without it. Shifts of that one mechanism that follow from earlier rows cost no
-more (Smith & Thakurta 2022). ∎
+*Proof.* Revealing X is equivalent to revealing CG + Z. A record that arrives before turn s moves G in row s
+only, by g, and so CG by C e_s ⊗ g, of norm at most |C e_0| |g|. Z has standard deviation σ times a number
+that is at least |C e_0| (bands: |c|; buffers: N² is a maximum over k participations, and k = 1 gives |C
+e_0|²). The assignment of the other records to turns is the same with and without this record. Shifts of one
+Gaussian mechanism that depend on earlier rows cost no more (Smith & Thakurta 2022). ∎
 
-**Nobody twice.** A draw takes the positions from where the last one ended to the number of records now;
-records keep their positions and are only appended. Memory of it is in one process. It draws while its turns
-are 0, 1, 2 and so on, without a gap: after a skipped turn, over other records, or in a new process nobody is
-drawn any more, since another process may have had them. Later records may then go to a ledger of their own:
-nobody is in both.
+**Each record once.** A draw takes the positions from the end of the last draw to the current number of
+records; records keep their positions and are only appended. This state lives in one process. Turns must be 0,
+1, 2 and so on without a gap: after a skipped turn, with other records, or in a new process nothing is drawn
+any more, since another process may have used the records. Later records may then be charged to a new ledger:
+no record is in both.
 
 >>> from farthing.noise.lattice import SeededStream
 >>> arrivals, stream = Arrivals().begin(), SeededStream(0)
@@ -39,7 +39,7 @@ from farthing.queries.samplers import HasEvent, event_of
 
 
 class _Seen:
-    """How many records the turns of one plan have seen."""
+    """The number of records that the turns of one plan have used."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -48,19 +48,19 @@ class _Seen:
     def draw(self, records: int, turn: int) -> NDArray[np.int64]:
         with self._lock:
             first, follows = self._records, turn == self._turn + 1 and records >= self._records
-            self._records = max(first, records)  # first: who is interrupted here loses records, or the stream
+            self._records = max(first, records)  # set first: an interruption must not reuse records
             self._turn = turn if follows else sys.maxsize
             return np.arange(first, records if follows else first)
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """All records that arrived since the last turn: each takes part once in a plan.
+    """All records that arrived since the last turn; each takes part in one turn of a plan.
 
     Notes
     -----
-    Theorem and conditions are in `farthing.queries.arrivals`. Records are one object that grows: it has a
-    length, and ``take(positions)``. All turns of a plan together cost one answer.
+    The theorem and its conditions are in `farthing.queries.arrivals`. The records are one growing object with
+    a length and ``take(positions)``. All turns of a plan together cost one answer.
 
     Examples
     --------
@@ -73,11 +73,11 @@ class Arrivals:
 
     @property
     def separation(self) -> int:
-        """How many turns lie at least between two chances of a record: there is no second one."""
+        """The least number of turns between two participations of a record: there is only one."""
         return sys.maxsize
 
     def begin(self) -> "Arrivals":
-        """Return this sampler for one plan."""
+        """Return this sampler with the state of a new plan."""
         begun = Arrivals()
         object.__setattr__(begun, "_memory", _Seen())
         return begun
@@ -89,6 +89,6 @@ class Arrivals:
         return event_of(step)
 
     def plan(self, step: Event | HasEvent, steps: int, observer: Observer = Observer.ANYONE) -> RepeatedEvent:
-        """Return the price of the turns 0 to ``steps`` - 1: a record is in one of them."""
+        """Return the price of turns 0 to ``steps`` - 1, of which a record is in one."""
         validate.count(steps=steps)
         return RepeatedEvent(event_of(step), 1)

@@ -1,9 +1,9 @@
-"""Bounds on one record's contribution, and so on how far a sum can move.
+"""Bound one record's contribution, and with it the sensitivity of a sum.
 
-A bound clips contributions and answers `sensitivity(adjacency)`. NaN and infinities in one contribution
-count as zero, silently: an error or a NaN in the answer would give the record away. Clipping is exact up to
-float64 rounding, which the mechanisms' own slack covers (`farthing.noise.summing`). Numbers of other types
-are made Python's own: 20 squared is 144 in numpy's uint8, and noise computed in float16 has a few bits.
+A bound clips contributions and provides `sensitivity(adjacency)`. A contribution with NaN or infinity counts
+as zero, without a message: an error or a NaN in the answer would reveal the record. Clipping is exact up to
+float64 rounding, which the mechanisms' slack covers (`farthing.noise.summing`). Parameters of other numeric
+types are converted to Python's: 20 squared is 144 in numpy's uint8, and float16 has too few bits for noise.
 
 >>> import numpy as np
 >>> bound = ClipNorm(1.0)
@@ -33,7 +33,7 @@ _UNSCALED = 1.0
 
 
 class Kind(StrEnum):
-    """The kinds of bound: what each limits of one contribution, which names those that it ``honours``."""
+    """The kinds of bound, by the names that contributions list in ``honours``."""
 
     NORM = "ClipNorm(clip)"
     SCALED_NORM = "ClipNorm(clip, scale)"
@@ -44,7 +44,7 @@ class Kind(StrEnum):
     OUTER = "ClipOuter(clip)"
 
 
-#: What a contribution honours that sends every record's row through ``bound.apply`` and adds the results.
+#: The kinds that a contribution honours if it passes every record's row through ``bound.apply`` and adds.
 ROWS = (
     Kind.NORM,
     Kind.SCALED_NORM,
@@ -53,31 +53,31 @@ ROWS = (
     Kind.COORDINATES,
     Kind.VALUE,
 )
-#: What bounds, scales and noise multipliers lie between: within, no sum of 2³⁰ contributions overflows, no
-#: square that vanishes belongs to a row near its clip, and noise has all of its bits.
+#: The range of bounds, scales and noise multipliers: within it no sum of 2³⁰ contributions overflows, squares
+#: underflow only in rows far below their clipping norm, and noise keeps all of its bits.
 SMALLEST, LARGEST = 1e-100, 1e100
 
 
 class Bound(Protocol):
-    """A limit on one contribution, in units of ``scale`` (public, one number or one a coordinate)."""
+    """A limit on one contribution, in units of the public ``scale`` (one number, or one per coordinate)."""
 
     @property
     def kind(self) -> str:
-        """The kind (`Kind`, or a name of its own): contributions honour some kinds and no others."""
+        """The kind (`Kind`, or a name of a new one) that a contribution must honour."""
 
     @property
     def width(self) -> int | None:
-        """How many coordinates it names; None where it holds for any number of them."""
+        """The number of coordinates that it bounds; None if it holds for any number."""
 
     @property
     def scale(self) -> Any:
-        """The public numbers that contributions are divided by before they are measured."""
+        """The public numbers that contributions are divided by before their norm is taken."""
 
     def norm(self, order: int = 2) -> float:
         """Return the largest L1 (order 1) or L2 norm of one contribution, in units of scale."""
 
     def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
-        """Return how far a sum over all records moves between neighbours, in units of scale."""
+        """Return the largest change of a sum over all records between neighbours, in units of scale."""
 
 
 def _twice_if_replaced(norm: float, adjacency: Adjacency) -> float:
@@ -87,40 +87,43 @@ def _twice_if_replaced(norm: float, adjacency: Adjacency) -> float:
 def _rows(contributions: ArrayLike, width: int | None = None) -> Array:
     rows = np.asarray(contributions, dtype=np.float64)
     if rows.ndim != 2:
-        raise InvalidValue(f"contributions must have one row a record, got {rows.ndim} dimensions")
-    if width not in (None, rows.shape[1]):  # nothing is broadcast: a bound is priced for what it names
-        raise InvalidValue(f"the bound names {width} coordinates, a contribution has {rows.shape[1]}")
+        raise InvalidValue(f"contributions must have one row per record, got {rows.ndim} dimensions")
+    if width not in (None, rows.shape[1]):  # no broadcasting: the price holds for these coordinates only
+        raise InvalidValue(f"the bound has {width} coordinates, a contribution has {rows.shape[1]}")
     return rows
 
 
 def _width(scale: Any) -> int | None:
-    """Return how many coordinates a scale names: one number holds for any."""
+    """Return the number of coordinates of a scale; None for a single number, which holds for any."""
     return math.prod(scale.shape) if getattr(scale, "ndim", 0) else None
 
 
 def in_range(**value: Any) -> float:
-    """A number from `SMALLEST` to `LARGEST`."""
+    """Return the number if it lies between `SMALLEST` and `LARGEST`, or raise."""
     ((name, number),) = value.items()
     if not SMALLEST <= validate.positive(**value) <= LARGEST:
-        raise InvalidValue(f"{name} must be from {SMALLEST:g} to {LARGEST:g}, got {number!r}")
+        raise InvalidValue(f"{name} must lie between {SMALLEST:g} and {LARGEST:g}, got {number!r}")
     return float(number)
 
 
 def _public_scale(scale: Any) -> tuple[Any, tuple[float, float]]:
-    """Positive numbers of our own, and the ends of their range.
+    """Return a scale that the caller cannot change, and its least and largest entry.
 
-    They are an array that cannot be changed, or a tensor that stays where it is.
+    Arrays are copied and made read-only; tensors stay on their device.
     """
-    if hasattr(scale, "detach"):  # torch's, which is not imported here
+    if hasattr(scale, "detach"):  # a torch tensor; torch is not imported here
         values = scale.detach().clone()
         edges = (0.0, 0.0) if 0 in values.shape else values.aminmax()
     else:
-        values = np.array(scale, dtype=np.float64)
+        try:
+            values = np.array(scale, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise InvalidValue(f"scale must be a number, or one a coordinate, got {scale!r}") from None
         values.setflags(write=False)
         edges = (0.0, 0.0) if 0 in values.shape else (values.min(), values.max())
-    least, most = map(float, edges)  # NaN if there is one
+    least, most = map(float, edges)  # NaN if any entry is
     if not SMALLEST <= least <= most <= LARGEST:
-        raise InvalidValue(f"scale must be from {SMALLEST:g} to {LARGEST:g} everywhere, got {scale!r}")
+        raise InvalidValue(f"scale must lie between {SMALLEST:g} and {LARGEST:g} everywhere, got {scale!r}")
     return values, (least, most)
 
 
@@ -133,14 +136,14 @@ class ClipNorm:
     clip : float
         The clipping norm, above 0.
     scale : float or array, default 1.0
-        Public numbers that rows are divided by before they are measured, so that the bound is an ellipsoid;
-        noise follows the scale.
+        Public numbers that rows are divided by before their norm is taken, so that the bound is an ellipsoid;
+        the noise is scaled alike.
     order : {2, 1}, default 2
         The norm: 2 for Gaussian noise, 1 for Laplace noise.
 
     Notes
     -----
-    A sum moves by ``clip`` when a record comes, goes or is zeroed, and by twice that when it is replaced.
+    The sensitivity of a sum is ``clip`` under add-remove and zero-out, and twice that under replace-one.
 
     Examples
     --------
@@ -150,7 +153,7 @@ class ClipNorm:
     """
 
     clip: float
-    scale: Any = _UNSCALED  # a number, an array or a tensor
+    scale: Any = _UNSCALED  # number, array or tensor
     order: int = 2
     extent: tuple[float, float] = field(init=False, repr=False)  # the least and the largest scale
 
@@ -182,9 +185,9 @@ class ClipNorm:
         return _twice_if_replaced(self.norm(order), adjacency)
 
     def factors(self, norms: ArrayLike) -> Array:
-        """Return the factors for contributions of these norms: min(1, clip / norm), 0 for NaN and infinity.
+        """Return min(1, clip / norm) for each norm, and 0 for NaN and infinity.
 
-        For contributions that are never materialised.
+        It serves contributions that are never materialised.
         """
         sizes = np.asarray(norms, dtype=np.float64)
         factors: Array = self.clip / np.maximum(np.abs(sizes), self.clip)
@@ -194,7 +197,7 @@ class ClipNorm:
         return factors
 
     def apply(self, contributions: ArrayLike) -> Array:
-        """Return each row clipped. Rows whose squares leave the range of floats take a slower, scaled way."""
+        """Return each row clipped. Rows whose squares overflow or underflow take a slower, scaled path."""
         rows = _rows(contributions, self.width)
         with np.errstate(over="ignore", invalid="ignore"):
             scaled = rows if self.scale is _UNSCALED else rows / self.scale
@@ -206,7 +209,7 @@ class ClipNorm:
         return clipped
 
     def _apply_scaled(self, rows: Array) -> Array:
-        """Return each row clipped, by norms of row / largest entry, which neither over- nor underflow."""
+        """Return each row clipped; the norm of row / largest entry neither overflows nor underflows."""
         with np.errstate(over="ignore"):
             scaled = rows / self.scale
         finite = np.isfinite(scaled).all(axis=1, keepdims=True)
@@ -214,7 +217,7 @@ class ClipNorm:
         largest = np.max(np.abs(scaled), axis=1, initial=0.0)
         unit = scaled / np.where(largest > 0, largest, 1.0)[:, None]
         norms = np.abs(unit).sum(axis=1) if self.order == 1 else np.sqrt((unit * unit).sum(axis=1))
-        norms = np.maximum(norms, 1.0)  # they are, unless the row is zero
+        norms = np.maximum(norms, 1.0)  # true except for a zero row, which has no norm to divide by
         with np.errstate(over="ignore"):
             sizes = (norms * largest)[:, None]
         clipped: Array = np.where(sizes > self.clip, unit * (self.clip / norms)[:, None] * self.scale, rows)
@@ -223,19 +226,17 @@ class ClipNorm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClipCoordinates:
-    """A bound on every coordinate: coordinate i is clamped to [-scale_i, scale_i]; noise follows.
+    """A bound on every coordinate: coordinate i is clamped to [-scale_i, scale_i].
 
     Parameters
     ----------
     scale : array
-        The bound of each coordinate, above 0. It names every coordinate: for all alike, ``np.full(m,
-        scale)``.
+        The bound of each coordinate, above 0. For one bound on m coordinates pass ``np.full(m, scale)``.
 
     Notes
     -----
     In units of scale every coordinate lies in [-1, 1], so the L2 norm is at most √m: Gaussian noise of
-    standard deviation
-    σ √m scale_i satisfies Σ (scale_i/σ_i)² = 1/σ², AdaDP's Lemma 1 with equality.
+    standard deviation σ √m scale_i satisfies Σ (scale_i/σ_i)² = 1/σ², AdaDP's Lemma 1 with equality.
 
     Examples
     --------
@@ -250,7 +251,7 @@ class ClipCoordinates:
     def __post_init__(self) -> None:
         if np.ndim(self.scale) == 0:
             raise InvalidValue(
-                f"scale must name every coordinate, got one number, {self.scale!r}: np.full(width, scale)"
+                f"scale must have one entry per coordinate, got {self.scale!r}: use np.full(m, scale)"
             )
         scale, extent = _public_scale(self.scale)
         object.__setattr__(self, "scale", scale)
@@ -285,8 +286,8 @@ class ClipValue:
 
     Notes
     -----
-    It bounds one number a record, or one score a candidate (`NoisyMax`). Where everybody takes part, a
-    replaced record moves a sum by high - low; one that comes or goes, by max(|low|, |high|).
+    It bounds one number per record, or one score per candidate (`NoisyMax`). Without sampling, the
+    sensitivity is high - low under replace-one and max(|low|, |high|) under the other adjacencies.
 
     Examples
     --------
@@ -298,7 +299,7 @@ class ClipValue:
     low: float
     high: float
     kind: ClassVar[str] = Kind.VALUE
-    width: ClassVar[int] = 1  # of what noise is added to; `NoisyMax` takes any number of scores
+    width: ClassVar[int] = 1  # for added noise; `NoisyMax` takes any number of scores
 
     def __post_init__(self) -> None:
         for name in ("low", "high"):
@@ -313,12 +314,12 @@ class ClipValue:
 
     @property
     def blank(self) -> float:
-        """The value of a record that fails or is not finite: zero, clamped."""
+        """The value of a record that fails or is not finite: zero, clamped to the interval."""
         return min(max(0.0, self.low), self.high)
 
     @property
     def one_signed(self) -> bool:
-        """Whether a record can only raise, or only lower, a sum."""
+        """Whether all terms have the same sign, so that a record can move a sum in one direction only."""
         return self.low >= 0 or self.high <= 0
 
     def norm(self, order: int = 2) -> float:
@@ -346,8 +347,9 @@ class ClipOuter:
 
     Notes
     -----
-    The Frobenius norm of x xᵀ is at most clip²; a replaced record moves a sum by √2 clip². It bounds
-    products, not rows, so it has no ``apply``: a contribution clips its rows by `rows`, then multiplies.
+    The Frobenius norm of x xᵀ is at most clip², and the sensitivity under replace-one is √2 clip². It bounds
+    products, not rows, so it has no ``apply``: a contribution clips its rows with `rows` and then multiplies
+    them.
 
     Examples
     --------
@@ -370,7 +372,7 @@ class ClipOuter:
 
     def norm(self, order: int = 2) -> float:
         if order != 2:
-            raise Unsupported("outer products have no useful L1 bound: use Gaussian noise")
+            raise Unsupported("ClipOuter has no L1 bound: use Gaussian noise")
         return self.clip**2
 
     def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
@@ -379,5 +381,5 @@ class ClipOuter:
 
     @property
     def rows(self) -> ClipNorm:
-        """The bound that each x is shrunk by, before it is multiplied with itself."""
+        """The bound that each row x is clipped with before the outer product."""
         return ClipNorm(self.clip)

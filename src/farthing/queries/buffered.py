@@ -1,43 +1,44 @@
-"""Noise that is correlated over all turns of a plan, with a constant number of buffers.
+"""Add noise that is correlated over all turns of a plan, with a constant number of buffers.
 
-Where each record takes part once a pass, in a fixed order, no sampling amplifies, and bands
-(`farthing.queries.correlated`) would need as many arrays as a pass has turns. `BufferedGaussian` releases X =
-G + C⁻¹Z like they do, for a Toeplitz matrix C that has no bands but a recurrence: its first column is c_0 = 1
-and c_j = Σ_i ω_i λ_i^(j-1), so C⁻¹Z needs one array for each of a few pairs of a weight ω and a decay λ
-(buffered linear Toeplitz matrices: Dvijotham, McMahan, Pillutla, Steinke & Thakurta, "Efficient and
-Near-Optimal Noise Generation for Streaming Differential Privacy", FOCS 2024). Two of them are nearly as good
-as more (`farthing.accounting.correlated`).
+If each record takes part once per pass, in a fixed order, sampling does not amplify, and bands
+(`farthing.queries.correlated`) would need as many arrays as a pass has turns. `BufferedGaussian` also
+releases X = G + C⁻¹Z, for a Toeplitz matrix C given by a recurrence: its first column is c_0 = 1 and c_j =
+Σ_i ω_i λ_i^(j-1), so C⁻¹Z needs one array per pair of a weight ω and a decay λ (buffered linear Toeplitz
+matrices: Dvijotham, McMahan, Pillutla, Steinke & Thakurta, "Efficient and Near-Optimal Noise Generation for
+Streaming Differential Privacy", FOCS 2024). Two pairs are nearly as good as more
+(`farthing.accounting.correlated`).
 
-**Theorem.** Let ω_i > 0, Σ ω_i <= 1, 0 < λ_i < 1, and let a record's chances be at least b turns apart, of T
-in all. Let N² be the largest |Σ_{i<k} C e_{ib}|² / k over k <= ⌈T / b⌉, over T rows, and let Z have the
-standard deviation σ N times the bound of one contribution. Then T turns on draws in which every record takes
-part once in b turns cost at most what ⌈T / b⌉ answers with Gaussian noise σ cost, under add-remove, zero-out
-and replace-one, per record, before the observer of the budget, whenever the asking ends, and though each sum
-may depend on all earlier releases.
+**Theorem.** Let ω_i > 0, Σ ω_i <= 1, 0 < λ_i < 1, and let the participations of a record be at least b turns
+apart, out of T turns. Let N² be the largest |Σ_{i<k} C e_{ib}|² / k over k <= ⌈T / b⌉, over T rows, and let Z
+have standard deviation σ N times the bound of one contribution. Then T turns on draws in which every record
+takes part once in b turns cost at most ⌈T / b⌉ answers with Gaussian noise σ, under add-remove, zero-out and
+replace-one, per record, against the budget's observer, at any stopping time, and for sums that depend on all
+earlier releases.
 
-Proof. Revealing X is revealing CX = CG + Z. A record that takes part at turns s_0 < s_1 < ... by g_0, g_1,
-... moves CG by Σ C e_{s_i} ⊗ g_i, whose square is Σ_ij <C e_{s_i}, C e_{s_j}> <g_i, g_j>. Coefficients are
-positive and fall (c_1 = Σ ω_i <= 1 = c_0, and then every power falls), s_i >= ib and s_j - s_i >= (j - i) b,
-so <C e_{s_i}, C e_{s_j}> = Σ_{l < T - s_j} c_{l + s_j - s_i} c_l is not above <C e_{ib}, C e_{jb}>, and all
-are positive: the square is at most |Σ_{i<k} C e_{ib}|² <= k N² for k chances, times the squared bound
-(Kalinin & Lampert, NeurIPS 2024, Theorem 2, for one norm). After t turns there were at most ⌈t / b⌉ of them,
-as many as answers are charged. Shifts that follow from earlier rows cost no more (the total is bounded: fully
-adaptive Gaussian composition, Smith & Thakurta 2022). ∎
+Proof. Revealing X is equivalent to revealing CX = CG + Z. A record that takes part at turns s_0 < s_1 < ...
+with g_0, g_1, ... moves CG by Σ C e_{s_i} ⊗ g_i, whose squared norm is Σ_ij <C e_{s_i}, C e_{s_j}> <g_i,
+g_j>. The coefficients are positive and decreasing (c_1 = Σ ω_i <= 1 = c_0, and every later power decreases),
+s_i >= ib and s_j - s_i >= (j - i) b, so <C e_{s_i}, C e_{s_j}> = Σ_{l < T - s_j} c_{l + s_j - s_i} c_l is at
+most <C e_{ib}, C e_{jb}>, and all of these are positive: the squared norm is at most |Σ_{i<k} C e_{ib}|² <= k
+N² for k participations, times the squared bound (Kalinin & Lampert, NeurIPS 2024, Theorem 2, for one norm).
+After t turns there were at most ⌈t / b⌉ participations, the number of answers that are charged. Shifts that
+depend on earlier rows cost no more (the total is bounded: fully adaptive Gaussian composition, Smith &
+Thakurta 2022). ∎
 
-**On the lattice** noise of turn t is the integer M_t = Z_t - K_t, K_t = round(Σ_i ω_i B_i), where after the
-turn each buffer becomes round(λ_i B_i) + M_t, in units of 2^-f cells, in float64 that holds these integers
-exactly. Two neighbours that explain the same answers have M that differ by integers Δ where the record takes
-part, so their Z differ by C Δ and an error: 1 for the rounding of K, and on each side at most (d + 1)
-2^(-f-1) for its sum over d buffers; and for each buffer at most 2 units a turn (the product and its rounding,
-on each side), which decay by λ and so amount to 2^(1-f) / (1 - λ_i). Noise is clamped at 64 standard
-deviations where it enters a buffer, buffers at 2^52 units; both shrink what lies between two neighbours,
-coordinate by coordinate, and as all coefficients are positive the bound above holds for the absolute values.
-The noise is enlarged by the error, √T rows of it.
+**On the lattice** the noise of turn t is the integer M_t = Z_t - K_t with K_t = round(Σ_i ω_i B_i). After the
+turn each buffer becomes round(λ_i B_i) + M_t, in units of 2^-f cells, which float64 represents exactly. Two
+neighbours with the same answers have M that differ by integers Δ where the record takes part, so their Z
+differ by C Δ and an error. The error is 1 for the rounding of K and, on each side, at most (d + 1) 2^(-f-1)
+for its sum over d buffers; each buffer adds at most 2 units per turn (the product and its rounding, on each
+side), which decay by λ and so amount to 2^(1-f) / (1 - λ_i). Noise is clamped at 64 standard deviations where
+it enters a buffer, and buffers at 2^52 units. Both reduce the difference of two neighbours in each
+coordinate, and as all coefficients are positive the bound above holds for absolute values. The noise is
+enlarged by the error of √T rows.
 
-**Lost history.** As for bands, buffers are kept in memory only, and a new process, a fork or a skipped turn
-begins with empty ones: the noise of a block diagonal C. Columns of different blocks have no product, the
-others fewer rows, so a block with k chances moves by √k N at most, whatever lies between chances of different
-blocks. No price changes.
+**Lost state.** As with bands, buffers are kept in memory only, and a new process, a fork or a skipped turn
+begins with empty ones: this is the noise of a block diagonal C. Columns of different blocks are orthogonal
+and the others have fewer rows, so a block with k participations moves by at most √k N, for any distance
+between participations in different blocks. The price does not change.
 
 >>> noise = BufferedGaussian(1.0, weights=(0.12, 0.33), decays=(0.993, 0.83), steps=1000, groups=500)
 >>> round(noise.column_norm, 3)
@@ -69,14 +70,14 @@ from farthing.queries.samplers import Sampler
 from farthing.queries.truncation import TruncatedCyclic
 
 MOST_BUFFERS = 8
-_MOST_WORK = 2**28  # turns times passes: how many products the norm of the columns takes
-_GRID_SHARE = 2.0**-10  # how much the grid may enlarge the noise
+_MOST_WORK = 2**28  # turns times passes: the products that the norm of the columns takes
+_GRID_SHARE = 2.0**-10  # the largest relative increase of the noise because of the grid
 _BITS = range(20, 33)
-_HEADROOM = 52 - 14  # bits of a cell and of its units: buffers reach 2^14 standard deviations of the noise
+_HEADROOM = 52 - 14  # bits of cell and units: buffers reach 2^14 standard deviations of the noise
 
 
 def column(weights: Iterable[float], decays: Iterable[float], steps: int) -> NDArray[np.float64]:
-    """Return C's first column."""
+    """Return the first column of C."""
     found, powers = np.zeros(steps), np.arange(steps - 1)
     found[0] = 1.0
     for weight, decay in zip(weights, decays, strict=True):
@@ -101,18 +102,18 @@ def column_norm(weights: tuple[float, ...], decays: tuple[float, ...], steps: in
         some = every.copy()
         some[chances * groups :] -= every[: max(0, steps - chances * groups)]
         largest = max(largest, float(some @ some) / chances)
-    return math.sqrt(largest) * (1 + 2.0**-30)  # 2^28 roundings of 2^-53 relative are fewer
+    return math.sqrt(largest) * (1 + 2.0**-30)  # exceeds 2^28 relative roundings of 2^-53
 
 
 class _Grid(NamedTuple):
     bits: int
     cell: float
-    units: float  # in a cell, for buffers
+    units: float  # of a buffer, per cell
 
 
 @functools.lru_cache(64)
 def _grid(noise: "BufferedGaussian", norm: float, nearest: float, size: int) -> _Grid:
-    """Return the lattice on which the theorem's error enlarges the noise by little."""
+    """Return a lattice on which the error of the theorem enlarges the noise only slightly."""
     least = noise.noise_multiplier * norm / nearest * math.sqrt(size)
     for bits in _BITS:
         units = 2.0 ** (_HEADROOM - bits)
@@ -124,19 +125,20 @@ def _grid(noise: "BufferedGaussian", norm: float, nearest: float, size: int) -> 
             return _Grid(bits, exact * 2.0**-bits, units)
     raise Unsupported(
         f"noise {noise.noise_multiplier:g} over {noise.steps} turns on {size} coordinates needs a finer grid "
-        "than buffers have: take fewer steps, or lower the noise"
+        "than buffers have: take fewer steps or lower the noise multiplier"
     )
 
 
 class _Buffers:
-    """The buffers of one plan. They are as secret as the records."""
+    """The buffers of one plan, which are as secret as the records."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._turn, self._kind, self._kept = -1, None, list[Any]()
 
     def before(self, turn: int, kind: Any) -> list[Any]:
-        """Return the buffers of the turns before this one; none if one is missing or was of another kind."""
+        """Return the buffers of the turns before this one; empty if a turn is missing or the shape
+        differs."""
         return self._kept if turn == self._turn + 1 and kind == self._kind else []
 
     def keep(self, turn: int, kind: Any, kept: list[Any]) -> None:
@@ -145,31 +147,31 @@ class _Buffers:
 
 @dataclass(frozen=True, slots=True)
 class BufferedGaussian(Gaussian):
-    """Gaussian noise of which later turns of a promise cancel a part of all earlier ones.
+    """Gaussian noise whose later turns cancel a part of the noise of all earlier turns of a plan.
 
     Parameters
     ----------
     noise_multiplier : float
-        What one pass over the records costs: the standard deviation of independent noise, over the bound, at
-        the same price. The noise of a turn is larger, that of sums over many turns much smaller.
+        The standard deviation of independent noise with the price of one pass, over the bound. The noise of
+        one turn is larger; the noise of sums over many turns is much smaller.
     weights, decays : tuple of float
-        One pair a buffer: weights above 0 that add up to at most 1, decays between 0 and 1. `choose_buffers`
-        finds the best ones.
+        One pair per buffer: weights above 0 that add up to at most 1, decays between 0 and 1.
+        `choose_buffers` finds the best ones.
     steps : int
-        The most turns of a promise.
+        The largest number of turns of a plan.
     groups : int
-        Turns of a pass: a record takes part once in as many.
+        The turns of a pass; a record takes part in one of them.
 
     Raises
     ------
     InvalidValue
-        If a weight or a decay is out of range, there are more than 8 pairs, or steps and passes are so many
-        that the norm of the columns takes more than 2^28 products.
+        If a weight or a decay is out of range, there are more than 8 pairs, or the norm of the columns takes
+        more than 2^28 products because of the number of steps and passes.
 
     Notes
     -----
-    The theorem is in `farthing.queries.buffered`. The sampler is ``Cyclic(1 / groups, groups)``, on which a
-    record takes part in every pass: nothing is amplified, and nothing needs a random sample.
+    The theorem is in `farthing.queries.buffered`. The sampler is ``Cyclic(1 / groups, groups)``, with which
+    every record takes part in every pass: there is no amplification and no need for a random sample.
 
     Examples
     --------
@@ -194,7 +196,7 @@ class BufferedGaussian(Gaussian):
             )
         if not 1 <= len(self.weights) == len(self.decays) <= MOST_BUFFERS:
             raise InvalidValue(
-                f"weights and decays are pairs, 1 to {MOST_BUFFERS}: got {self.weights!r}, {self.decays!r}"
+                f"weights and decays must form 1 to {MOST_BUFFERS} pairs: {self.weights!r}, {self.decays!r}"
             )
         if min(self.weights) <= 0 or sum(self.weights) > 1:
             raise InvalidValue(f"weights must be above 0 and add up to at most 1, got {self.weights!r}")
@@ -202,32 +204,32 @@ class BufferedGaussian(Gaussian):
             raise InvalidValue(f"decays must lie between 0 and 1, got {self.decays!r}")
         passes = -(-validate.count(steps=self.steps) // validate.count(groups=self.groups))
         if passes * self.steps > _MOST_WORK:
-            raise InvalidValue(f"{self.steps} steps in {passes} passes are too many: take fewer of either")
+            raise InvalidValue(f"{self.steps} steps in {passes} passes are too many: use fewer steps")
 
     @property
     def column_norm(self) -> float:
-        """How far one chance moves the rows of all turns, at most, on the average of a record's chances."""
+        """N of the theorem: the root mean square shift per participation, for a bound of 1, at most."""
         return column_norm(self.weights, self.decays, self.steps, self.groups)
 
     def suits(self, sampler: Sampler) -> None:
-        """Refuse draws for which the theorem does not hold."""
+        """Refuse samplers for which the theorem does not hold."""
         if isinstance(sampler, Arrivals):
             return
         whole = isinstance(sampler, Cyclic) or (isinstance(sampler, TruncatedCyclic) and not sampler.cuts)
         if not whole or sampler.rate < 1 or sampler.groups < self.groups:  # type: ignore[attr-defined]
             raise Unsupported(
                 f"noise for records that take part once in {self.groups} turns has no price on draws of "
-                f"{sampler!r}: draw by Cyclic(1 / {self.groups}, groups={self.groups})"
+                f"{sampler!r}: sample with Cyclic(1 / {self.groups}, groups={self.groups})"
             )
 
     def begin(self) -> Self:
-        """Return this mechanism for one plan: with a memory of its noise."""
+        """Return this mechanism with the state of a new plan."""
         begun = replace(self)
         object.__setattr__(begun, "_memory", _Buffers())
         return begun
 
     def lattice(self, bound: Bound, size: int) -> _Grid:
-        """Return bits and width of a cell, and how many units of a buffer it has."""
+        """Return the bits and the width of a cell, and the units of a buffer per cell."""
         norm = bound.norm()
         return _grid(self, norm, min(norm, bound.sensitivity(Adjacency.REPLACE_ONE)), size)
 
@@ -253,13 +255,13 @@ class BufferedGaussian(Gaussian):
 
     def refuse_turn(self, turn: int) -> None:
         if turn >= self.steps:
-            raise InvalidValue(f"this noise is for {self.steps} turns, and turn {turn} was asked for")
+            raise InvalidValue(f"this noise covers {self.steps} turns, counted from 0: got turn {turn}")
 
 
 def correction(
     kept: list[Array], weights: tuple[float, ...], units: float, shape: tuple[int, ...]
 ) -> NDArray[np.int64]:
-    """Return K, what the noise of earlier turns takes from this one's."""
+    """Return K, the part of the earlier turns' noise that is subtracted from this turn's."""
     total = np.zeros(shape)
     for weight, buffer in zip(weights, kept, strict=False):
         total += weight * buffer
@@ -269,7 +271,7 @@ def correction(
 def followed(
     kept: list[Array], decays: tuple[float, ...], noise: NDArray[np.int64], bits: int, units: float
 ) -> list[Array]:
-    """Return the buffers after a turn, whole numbers of units."""
+    """Return the buffers after a turn, in integer units."""
     own = units * np.clip(noise, -(2 ** (bits + FAR)), 2 ** (bits + FAR)).astype(np.float64)
     if not kept:
         return [own.copy() for _ in decays]

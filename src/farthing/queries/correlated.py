@@ -1,53 +1,52 @@
-"""Noise that is correlated over the turns of a plan, and the draws that it needs.
+"""Add noise that is correlated over the turns of a plan, and draw the records that it needs.
 
-Gradients are added up over a training, so what hurts is the noise of their running sums. Noise whose later
-parts cancel earlier ones hurts less. `BandedGaussian` releases X = G + C⁻¹Z, where the rows of G are the sums
-of the turns, Z is independent noise and C is a lower triangular Toeplitz matrix of ``bands`` bands with ones
-on its diagonal. `Cyclic` draws so that a record has one chance in ``groups`` turns.
+Training adds gradients up, so the noise that matters is that of their running sums. It is smaller if later
+noise cancels a part of earlier noise. `BandedGaussian` releases X = G + C⁻¹Z, where the rows of G are the
+sums of the turns, Z is independent noise and C is a lower triangular Toeplitz matrix with ``bands`` bands and
+ones on its diagonal. `Cyclic` makes each record eligible in one of ``groups`` turns.
 
 **Theorem** (Choquette-Choo et al., "(Amplified) Banded Matrix Factorization", NeurIPS 2023, Theorem 4, on the
-lattice). Let c be C's first column and let Z have the standard deviation σ |c| times the bound of one
-contribution. If two chances of a record are at least ``bands`` turns apart, T turns on `Cyclic` draws cost at
-most what ⌈T / groups⌉ answers with Gaussian noise σ cost on Poisson samples of rate ``sampling_rate ·
-groups``, under add-remove, zero-out and replace-one, per record, before the observer of the budget, whenever
-the asking ends, and though each sum may depend on all earlier releases.
+lattice). Let c be the first column of C and let Z have standard deviation σ |c| times the bound of one
+contribution. If two eligible turns of a record are at least ``bands`` turns apart, T turns on `Cyclic` draws
+cost at most ⌈T / groups⌉ answers with Gaussian noise σ on Poisson samples of rate ``sampling_rate · groups``,
+under add-remove, zero-out and replace-one, per record, against the budget's observer, at any stopping time,
+and for sums that depend on all earlier releases.
 
-Proof. Revealing X is revealing CX = CG + Z. Take the groups as given (they do not depend on the records;
-under add-remove those of the other records are coupled). A record that takes part at turn s by g moves row s
-+ j of CG by c_j g and no row from s + ``bands`` on, before which it has no other chance. The rows from one of
-its chances to the next are therefore one Gaussian mechanism, whose shift c ⊗ g has the norm |c| |g| <= |c| C,
-on a Poisson sample; rows before its first chance do not depend on it. Shifts in later rows may follow from
-earlier rows without a higher price (the total is bounded: fully adaptive Gaussian composition, Smith &
-Thakurta 2022), and a sample of something dominated is dominated by the sample (Zhu, Dong & Wang 2022, Theorem
-11).
+Proof. Revealing X is equivalent to revealing CX = CG + Z. Condition on the groups (they do not depend on the
+records; under add-remove those of the other records are coupled). A record that takes part at turn s with g
+moves row s + j of CG by c_j g, and no row from s + ``bands`` on, before which it is not eligible again. The
+rows from one of its eligible turns to the next are therefore one Gaussian mechanism, whose shift c ⊗ g has
+norm |c| |g| <= |c| C, on a Poisson sample; rows before its first eligible turn do not depend on it. Shifts in
+later rows may depend on earlier rows without a higher price (the total is bounded: fully adaptive Gaussian
+composition, Smith & Thakurta 2022), and subsampling preserves domination (Zhu, Dong & Wang 2022, Theorem 11).
 
-On the lattice noise of turn t is the integer M_t = Z_t - K_t, K_t = round(Σ_{1 <= j < bands} c_j M_{t-j}),
-and the answer is round(G_t) + M_t cells. Two neighbours that explain the same answers have M that differ, at
-turn s only, by the integers Δ; so their Z differ in row s by Δ and in row s + j by c_j Δ + e, where |e| <= 2
-in each coordinate: 1 for rounding, and at most ½ for the float64 sum on each side (`_grid` allows no more
-bits than that needs, and noise beyond 64 standard deviations is clamped where it enters K, which never moves
-two of them further apart). The noise is enlarged by as much.
+On the lattice the noise of turn t is the integer M_t = Z_t - K_t with K_t = round(Σ_{1 <= j < bands} c_j
+M_{t-j}), and the answer is round(G_t) + M_t cells. Two neighbours with the same answers have M that differ,
+at turn s only, by the integers Δ; so their Z differ in row s by Δ and in row s + j by c_j Δ + e, where |e| <=
+2 in each coordinate: 1 for rounding, and at most ½ for the float64 sum on each side (`_grid` allows no more
+bits than this needs; noise beyond 64 standard deviations is clamped where it enters K, which never increases
+a difference). The noise is enlarged accordingly.
 
-**Lost history.** Noise of earlier turns is kept in memory only: who knows it knows the sums. A new process, a
-fork or a turn that was skipped begins with none, which is the noise of a block diagonal C: its columns are
-parts of C's, and rows of different blocks have independent noise. So no price changes. Draws begin anew at
-the first turn that is a multiple of ``groups`` and ``groups`` turns after the last draw; until then nobody is
-drawn. A memory thus draws in a cycle only if the first turn of the cycle was its own, and a turn is given to
-one answer: so each cycle has one division into groups, and a record one chance in it, however many processes
-and threads take part.
+**Lost history.** The noise of earlier turns is kept in memory only, because it reveals the sums. A new
+process, a fork or a skipped turn begins without it, which is the noise of a block diagonal C: its columns are
+parts of those of C, and rows of different blocks have independent noise. So the price does not change. Draws
+start again at the first turn that is a multiple of ``groups`` and at least ``groups`` turns after the last
+draw; until then nothing is drawn. A process thus draws in a cycle only if it had the first turn of that
+cycle, and each turn is given to one answer. So each cycle has one division into groups and a record is
+eligible once in it, for any number of processes and threads.
 
-**Shares.** Noise on a sum over clients may be made of shares, each C⁻¹Z_i with a history of its own
+**Shares.** The noise on a sum over clients may consist of shares, each C⁻¹Z_i with its own history
 (`BandedShare`). If at least n honest clients release the same turn s of a plan, a record that is drawn at s
-costs what one share of √n times the noise would cost, whichever clients are there at other turns, whoever
-loses its history, and though all that may follow from earlier sums.
+pays as for one share of √n times the noise. This holds for any clients at other turns, for clients that lose
+their history, and if all of this depends on earlier sums.
 
-Proof. Divide the record's shift g evenly among n shares of turn s: the sum of the shares moves by g, and who
-sees every share sees the sum. Share i moves Z_i by C_i e_s ⊗ g / n, where C_i is block diagonal with parts of
-C, so by |c| |g| / n at most, and all n by |c| |g| / √n together. Rows of other turns than s to s + ``bands``
-- 1 do not move, and in between the record has no other chance: hence the condition that shares of one sum are
-of one turn. A client that missed a turn has lost its history. On the lattice a shift Δ is divided into whole
-numbers, each at most 1 off Δ / n in a coordinate. So all shares move by at most |c| |Δ| / √n + √(nd) (|c| + 2
-√(bands - 1)), and the noise is enlarged by as much. ∎
+Proof. Divide the record's shift g evenly among n shares of turn s: the sum of the shares moves by g, and an
+observer of every share can compute the sum. Share i moves Z_i by C_i e_s ⊗ g / n, where C_i is block diagonal
+with parts of C, so by at most |c| |g| / n, and all n together by |c| |g| / √n. Rows of turns outside s to s +
+``bands`` - 1 do not move, and within them the record is not eligible again: hence the condition that all
+shares of a sum have the same turn. A client that missed a turn has lost its history. On the lattice a shift Δ
+is divided into integers, each at most 1 off Δ / n in a coordinate. So all shares move by at most |c| |Δ| / √n
++ √(nd) (|c| + 2 √(bands - 1)), and the noise is enlarged accordingly. ∎
 
 >>> query_noise = BandedGaussian(1.0, bands=8)
 >>> [round(c, 3) for c in query_noise.coefficients[:4]]
@@ -80,10 +79,10 @@ Integers = NDArray[np.int64]
 InTurns = TypeVar("InTurns", "Cyclic", "Balanced")
 
 MOST_BANDS = 1024
-_GRID_SHARE = 2.0**-10  # how much the grid may enlarge the noise
+_GRID_SHARE = 2.0**-10  # the largest relative increase of the noise because of the grid
 _FEWEST_BITS = 20
-_CELLS = 2.0  # by which the rounding of K can move a coordinate apart; see the module
-FAR = 6  # bits beyond the standard deviation at which noise is clamped where it enters K
+_CELLS = 2.0  # the most that rounding K moves a coordinate of two neighbours apart
+FAR = 6  # noise is clamped at 2^6 standard deviations where it enters K
 _NOBODY = np.empty(0, np.int64)
 
 
@@ -91,10 +90,10 @@ _NOBODY = np.empty(0, np.int64)
 def coefficients(bands: int, exponent: float) -> tuple[float, ...]:
     """Return the first coefficients of (1 - x)^-exponent: the first column of C.
 
-    Running sums are 1 / (1 - x), so at the exponent 1/2 C is their square root, cut off after ``bands``
+    Running sums are 1 / (1 - x), so with exponent 1/2 C is their square root, cut off after ``bands``
     (Kalinin & Lampert, "Banded Square Root Matrix Factorization for Differentially Private Model Training",
-    NeurIPS 2024). Where steps are many times the bands, larger exponents are better; the best one is within
-    1 % of the best banded Toeplitz matrix (`farthing.accounting.correlated`).
+    NeurIPS 2024). If there are many more steps than bands, larger exponents are better; the best one is
+    within 1 % of the best banded Toeplitz matrix (`farthing.accounting.correlated`).
     """
     found = [1.0]
     for j in range(1, bands):
@@ -112,7 +111,7 @@ def spread(bands: int, exponent: float) -> float:
 def _grid(
     noise: float, norm: float, nearest: float, size: int, bands: int, exponent: float, survivors: int = 1
 ) -> tuple[int, float]:
-    """Return bits and width of a cell, of which 2^bits are the standard deviation of Z."""
+    """Return the bits and the width of a cell: the standard deviation of Z is 2^bits cells."""
     column = spread(bands, exponent)
     cells = column + _CELLS * math.sqrt(bands - 1)
     if survivors > 1:
@@ -123,7 +122,7 @@ def _grid(
     if bits > most:
         raise Unsupported(
             f"noise {noise:g} over {bands} bands on {size} coordinates needs a grid of 2^-{bits}, finer than "
-            f"2^-{most}: take fewer bands, or lower the noise"
+            f"2^-{most}: take fewer bands or lower the noise multiplier"
         )
     exact = noise * norm * column * enlarged(norm, nearest) / (1 - share * 2.0**-bits)
     return bits, exact * 2.0**-bits
@@ -138,30 +137,32 @@ class _History:
         self._turn, self._kind = -1, None
 
     def before(self, turn: int, kind: Any) -> deque[Any]:
-        """Return the noise of the turns before this one; none if one is missing or was of another kind."""
+        """Return the noise of the turns before this one; empty if a turn is missing or the shape differs."""
         if turn != self._turn + 1 or kind != self._kind:
             self._kept.clear()
         return self._kept
 
     def keep(self, turn: int, kind: Any, noise: Any) -> None:
-        self._kept.appendleft(noise)  # first: whoever is interrupted here has lost its history
+        self._kept.appendleft(noise)  # set first: an interruption here loses the history
         self._turn, self._kind = turn, kind
 
 
 @dataclass(frozen=True, slots=True)
 class BandedGaussian(Gaussian):
-    """Gaussian noise of which later turns of a promise cancel a part of earlier ones.
+    """Gaussian noise whose later turns cancel a part of the noise of earlier turns of a plan.
 
     Parameters
     ----------
     noise_multiplier : float
-        What one turn of a record costs: the standard deviation of independent noise, over the bound, at the
-        same price. The noise of a turn is larger, that of sums over many turns smaller.
+        The standard deviation of independent noise with the price of one turn, over the bound. The noise of
+        one turn is larger; the noise of sums over many turns is smaller.
     bands : int
-        Over how many turns noise is correlated; 1 is independent noise. As many arrays are kept.
+        The number of turns over which noise is correlated, and of arrays that are kept; 1 is independent
+        noise.
     exponent : float, default 0.5
-        Of the coefficients (1 - x)^-exponent of C's first column, above 0 and at most 1.
-        `farthing.accounting.correlated.choose_bands` finds the best of both from public numbers.
+        The exponent of (1 - x)^-exponent, whose coefficients are the first column of C; above 0 and at most
+        1. `farthing.accounting.correlated.choose_bands` finds the best bands and exponent from public
+        numbers.
 
     Raises
     ------
@@ -171,8 +172,8 @@ class BandedGaussian(Gaussian):
     Notes
     -----
     The theorem is in `farthing.queries.correlated`. A query with more than one band needs a sampler that
-    leaves as many turns between two chances of a record (`Cyclic`). Without a promise every answer is a turn
-    by itself, with independent noise.
+    leaves as many turns between two eligible turns of a record (`Cyclic`). Without a promise every answer is
+    a turn by itself, with independent noise.
 
     Examples
     --------
@@ -196,11 +197,11 @@ class BandedGaussian(Gaussian):
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """The first column of C, from 1.0 on."""
+        """The first column of C, which begins with 1.0."""
         return coefficients(self.bands, self.exponent)
 
     def begin(self) -> Self:
-        """Return this mechanism for one plan: with a memory of its noise."""
+        """Return this mechanism with the state of a new plan."""
         begun = replace(self)
         object.__setattr__(begun, "_history", _History(self.bands - 1))
         return begun
@@ -228,14 +229,14 @@ class BandedGaussian(Gaussian):
 
 @dataclass(frozen=True, slots=True)
 class BandedShare(BandedGaussian):
-    """A client's share of correlated noise on a sum over clients, of which at least ``survivors`` add theirs.
+    """A client's share of correlated noise on a sum to which at least ``survivors`` clients add a share.
 
     Parameters
     ----------
     noise_multiplier, bands, exponent
-        As for `BandedGaussian`: those of the noise in the sum, whose price a share has.
+        As for `BandedGaussian`: the parameters of the noise in the sum, which also set the price of a share.
     survivors : int, default 1
-        The least number of honest clients of a round; all of them release the same turn.
+        The least number of honest clients in a round; all of them release the same turn.
 
     Notes
     -----
@@ -263,7 +264,7 @@ class BandedShare(BandedGaussian):
 def correction(
     before: deque[Integers], column: tuple[float, ...], bits: int, shape: tuple[int, ...]
 ) -> Integers:
-    """Return K, what the noise of earlier turns takes from this one's."""
+    """Return K, the part of the earlier turns' noise that is subtracted from this turn's."""
     total, far = np.zeros(shape), 2 ** (bits + FAR)
     for factor, noise in zip(column[1:], before, strict=False):
         total += factor * np.clip(noise, -far, far)
@@ -271,14 +272,14 @@ def correction(
 
 
 class Beginnings:
-    """Where a memory begins to draw: with a cycle or pass, and anew where turns were lost. All public."""
+    """The public rule that says when draws begin: with a cycle or pass, and again after lost turns."""
 
     def __init__(self) -> None:
         self._last: int | None = None
         self.first = 0
 
     def begins(self, turn: int, sampler: Any, whole: bool = True) -> bool:
-        """Take a turn; return whether groups are drawn anew, as after a draw that was not ``whole``."""
+        """Record a turn; return whether groups are drawn anew, as after a draw that was not ``whole``."""
         groups, last, period = sampler.groups, self._last, sampler.period
         self._last = turn if last is None else max(turn, last)
         if last is not None and turn == last + 1 and whole:
@@ -288,24 +289,24 @@ class Beginnings:
         return True
 
     def idle(self, turn: int, sampler: Any) -> bool:
-        """Take a turn; return whether nobody is drawn in it."""
+        """Record a turn; return whether nothing is drawn in it."""
         self.begins(turn, sampler)
         return turn < self.first
 
 
 class TurnGroups:
-    """The division of one plan's records into groups, and who was drawn when."""
+    """The division of one plan's records into groups, and the turns of past draws."""
 
     def __init__(self) -> None:
         self._lock, self._beginnings = threading.Lock(), Beginnings()
         self._members, self._places = list[Integers](), _NOBODY
-        self._whole = True  # whether the last draw was made to its end
+        self._whole = True  # whether the last draw was completed
 
     def draw(self, sampler: Any, records: int, stream: Stream, turn: int) -> Integers:
-        """Return who is drawn; nobody where a division into groups would begin within a cycle or pass.
+        """Return the positions drawn; none where a division into groups would begin within a cycle or pass.
 
-        After a draw that failed or was interrupted, groups and turns are drawn anew as after a turn that was
-        skipped: those of the pass before would be used twice.
+        After a draw that failed or was interrupted, groups and turns are drawn anew, as after a skipped turn:
+        otherwise those of the last pass would be used twice.
         """
         with self._lock:
             if self._beginnings.begins(turn, sampler, self._whole):
@@ -327,13 +328,13 @@ class TurnGroups:
         return np.asarray(members[self._places[members] == turn % sampler.period // sampler.groups])
 
     def members(self, group: int) -> Integers:
-        """Return the members of a group; nobody where the records are not divided yet."""
+        """Return the members of a group; none if the records are not divided yet."""
         with self._lock:
             return self._members[group] if self._members else _NOBODY
 
 
 def _begun(sampler: InTurns) -> InTurns:
-    """Return a sampler for one plan: with groups that stay."""
+    """Return the sampler of one plan, whose groups are fixed."""
     begun = replace(sampler)
     object.__setattr__(begun, "_memory", TurnGroups())
     return begun
@@ -355,15 +356,15 @@ def _divided(stream: Stream, records: int, groups: int) -> list[Integers]:
 
 @dataclass(frozen=True, slots=True)
 class Cyclic:
-    """A Poisson sample of one of ``groups`` groups of the records, which take turns.
+    """A Poisson sample from one of ``groups`` groups of the records, which take turns.
 
     Parameters
     ----------
     sampling_rate : float
-        The expected part of all records in a batch; times ``groups`` it is at most 1. Where it is 1, every
+        The expected fraction of all records in a batch; at most 1 / ``groups``. At 1 / ``groups`` every
         record is in one batch of each cycle.
     groups : int
-        How many groups: a record has one chance in as many turns.
+        The number of groups: a record is eligible in one of as many turns.
 
     Raises
     ------
@@ -372,8 +373,8 @@ class Cyclic:
 
     Notes
     -----
-    The ledger divides the records when a promise is begun, independently of what they hold, so that the
-    guarantee holds under add-remove as well. One chance costs what a Poisson sample of the group costs.
+    The ledger divides the records when a promise begins, independently of their values, so that the guarantee
+    also holds under add-remove. One eligible turn costs a Poisson sample of the group.
 
     Examples
     --------
@@ -390,64 +391,63 @@ class Cyclic:
         validate.rate(sampling_rate=self.sampling_rate)
         if self.sampling_rate * validate.count(groups=self.groups) > 1 + 2.0**-40:
             raise InvalidValue(
-                f"sampling_rate times groups is at most 1, not {self.sampling_rate} times {self.groups}: "
+                f"sampling_rate * groups must be at most 1, got {self.sampling_rate} * {self.groups}: "
                 f"take at most {int((1 + 2.0**-40) / self.sampling_rate)} groups"
             )
 
     @property
     def rate(self) -> float:
-        """The probability of a record to be drawn when its group is."""
+        """The probability that a record is drawn when its group is eligible."""
         return min(1.0, self.sampling_rate * self.groups)
 
     @property
     def period(self) -> int:
-        """The turns of a cycle, at whose end a division may begin anew."""
+        """The turns of a cycle, after which the records may be divided anew."""
         return self.groups
 
     @property
     def separation(self) -> int:
-        """How many turns lie at least between two chances of a record."""
+        """The least number of turns between two eligible turns of a record."""
         return self.groups
 
     def begin(self) -> "Cyclic":
-        """Return this sampler for one plan: with groups that stay."""
+        """Return this sampler with the groups of a new plan."""
         return _begun(self)
 
     def draw(self, records: int, stream: Stream, turn: int = 0) -> Indices:
         return _drawn(self, records, stream, turn)
 
     def members(self, turn: int) -> Integers:
-        """Return who may be drawn at this turn of a plan that was begun; nobody where none is divided yet."""
+        """Return the records that may be drawn at this turn; none if the records are not divided yet."""
         return self._memory.members(turn % self.groups) if self._memory is not None else _NOBODY
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
         return Poisson(self.rate).amplify(event_of(step), observer)
 
     def plan(self, step: Event | HasEvent, steps: int, observer: Observer = Observer.ANYONE) -> RepeatedEvent:
-        """Return the price of the turns 0 to ``steps`` - 1: a record has a chance in one of ``groups``."""
+        """Return the price of turns 0 to ``steps`` - 1: a record is eligible in one of ``groups`` turns."""
         return RepeatedEvent(self.amplify(step, observer), -(-validate.count(steps=steps) // self.groups))
 
 
 @dataclass(frozen=True, slots=True)
 class Balanced:
-    """Every record in exactly one batch of each pass, in a turn that is drawn for it and kept secret.
+    """A sampler with every record in exactly one batch per pass, at a secret turn drawn for it.
 
     Parameters
     ----------
     bins : int
-        How many turns a record may be drawn for in a pass, each with the same probability.
+        The number of turns of a pass that a record may be drawn for, with equal probability.
     groups : int, default 1
-        How many groups of the records take turns; a pass has ``bins`` times ``groups`` turns. Noise may be
-        correlated over as many.
+        The number of groups that take turns, and the most bands; a pass has ``bins`` times ``groups`` turns.
 
     Notes
     -----
-    Each record's turn is drawn by itself, so that the guarantee holds under add-remove. A pass costs less
-    than as many Poisson samples, of the same expected size: `farthing.accounting.allocation` has the theorem,
-    for add-remove and zero-out; under replace-one there is none. With noise of bands, the rows of different
-    chances of a record do not overlap, so its shifts are orthogonal, as those of independent noise are, and
-    the theorem holds with σ in place of the noise (the proof above, a cycle at a time). Where turns were lost
-    (a new process, a skipped turn) nobody is drawn until a pass begins.
+    Each record's turn is drawn independently, so the guarantee holds under add-remove. A pass costs less than
+    as many Poisson samples of the same expected size: `farthing.accounting.allocation` has the theorem, for
+    add-remove and zero-out; there is none for replace-one. With banded noise the rows of different eligible
+    turns of a record do not overlap, so its shifts are orthogonal, like those of independent noise, and the
+    theorem holds with σ in place of the noise (the proof above, one cycle at a time). After lost turns (a new
+    process, a skipped turn) nothing is drawn until a pass begins.
 
     Examples
     --------
@@ -471,30 +471,30 @@ class Balanced:
 
     @property
     def sampling_rate(self) -> float:
-        """The expected part of all records in a batch."""
+        """The expected fraction of all records in a batch."""
         return 1 / self.period
 
     @property
     def separation(self) -> int:
-        """How many turns lie at least between two chances of a record."""
+        """The least number of turns between two eligible turns of a record."""
         return self.groups
 
     def begin(self) -> "Balanced":
-        """Return this sampler for one plan: with groups and turns that stay."""
+        """Return this sampler with the groups and turns of a new plan."""
         return _begun(self)
 
     def draw(self, records: int, stream: Stream, turn: int = 0) -> Indices:
         return _drawn(self, records, stream, turn)
 
     def members(self, turn: int) -> Integers:
-        """Return the group of this turn of a plan that was begun; nobody where none is divided yet."""
+        """Return the group of this turn; none if the records are not divided yet."""
         return self._memory.members(turn % self.groups) if self._memory is not None else _NOBODY
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
         return Poisson(1 / self.bins).amplify(event_of(step), observer)
 
     def plan(self, step: Event | HasEvent, steps: int, observer: Observer = Observer.ANYONE) -> RepeatedEvent:
-        """Return the price of the turns 0 to ``steps`` - 1: one turn a pass, which some observers see."""
+        """Return the price of turns 0 to ``steps`` - 1: a record is in one turn per pass."""
         seen = observer is Observer.COORDINATOR
         event = Poisson(1.0).amplify(step, observer) if seen else BalancedEvent(self.bins, event_of(step))
         return RepeatedEvent(event, -(-validate.count(steps=steps) // self.period))

@@ -1,8 +1,8 @@
-"""Privacy events: what happened, in the vocabulary of dp-accounting, light enough to import.
+"""Define privacy events in the vocabulary of dp-accounting, without heavy imports.
 
-An event is derived from the parts of a query, never typed by hand, and is priced under an
-:class:`~farthing.budget.Adjacency`. Noise is always measured against the bound C of *one*
-contribution, so the same event costs more under replace-one (where the sum moves by up to 2C).
+An event is derived from the parts of a query, never entered by hand, and is priced under an
+:class:`~farthing.budget.Adjacency`. Noise is measured against the bound C of *one* contribution, so the same
+event costs more under replace-one, where the sum moves by up to 2C.
 
 >>> event = PoissonEvent(0.01, GaussianEvent(1.1))
 >>> decode(encode(event)) == event
@@ -39,7 +39,7 @@ class LaplaceEvent:
 
 @dataclass(frozen=True, slots=True)
 class PureEvent:
-    """Anything ε-DP under the budget's own adjacency."""
+    """Any mechanism that is ε-DP under the budget's adjacency."""
 
     epsilon: float
 
@@ -59,7 +59,7 @@ class BoundedRangeEvent:
 
 @dataclass(frozen=True, slots=True)
 class ZcdpEvent:
-    """Anything δ-approximately ρ-zCDP under the budget's own adjacency."""
+    """Any mechanism that is δ-approximately ρ-zCDP under the budget's adjacency."""
 
     rho: float
     delta: float = 0.0
@@ -71,7 +71,7 @@ class ZcdpEvent:
 
 @dataclass(frozen=True, slots=True)
 class ApproximateEvent:
-    """Anything (ε, δ)-DP under the budget's own adjacency: a part of a budget handed on, for instance."""
+    """Any mechanism that is (ε, δ)-DP under the budget's adjacency, such as a part of a budget."""
 
     epsilon: float
     delta: float
@@ -94,7 +94,7 @@ class PoissonEvent:
 
 @dataclass(frozen=True, slots=True)
 class TruncatedEvent:
-    """``event`` on a Poisson sample of at most ``of`` records, of which ``size`` at most are kept."""
+    """``event`` on a Poisson sample from at most ``of`` records, cut to at most ``size`` records."""
 
     rate: float
     size: int
@@ -123,7 +123,7 @@ class FixedSizeEvent:
 
 @dataclass(frozen=True, slots=True)
 class DrawnEvent:
-    """``event`` with probability ``rate``, before an observer who sees whether a record was drawn."""
+    """``event`` with probability ``rate``, against an observer who sees whether a record was drawn."""
 
     rate: float
     event: "Event"
@@ -145,7 +145,7 @@ class BalancedEvent:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedEvent:
-    """``event``, ``count`` times, each possibly chosen after seeing the earlier answers."""
+    """``event``, ``count`` times, each possibly chosen adaptively."""
 
     event: "Event"
     count: int
@@ -165,8 +165,9 @@ class ComposedEvent:
 class TurnEvent:
     """One of ``turns`` answers that depend on each other and cost ``event`` together.
 
-    One answer costs as much as all of them: correlated noise has no price answer by answer. ``by`` identifies
-    the sampler and the mechanism that the plan was priced for (`farthing.queries.query.Query.promised`).
+    One answer costs as much as all of them, because correlated noise has no price per answer. ``by``
+    identifies the sampler and the mechanism that the plan was priced for
+    (`farthing.queries.query.Query.promised`).
     """
 
     event: "Event"
@@ -179,24 +180,24 @@ class TurnEvent:
 
 @dataclass(frozen=True, slots=True)
 class PersonalEvent:
-    """Events of which each unit pays one: ``events[k]`` if its budget is of level k.
+    """Events by level of personal budget: a unit of level k pays ``events[k]``.
 
-    What a level pays of several events is `for_level`; accountants answer for the level that pays most.
+    `for_level` returns the price of one level; accountants answer for the level that pays most.
     """
 
     events: tuple["Event", ...]
 
     def __post_init__(self) -> None:
         if not self.events:
-            raise InvalidValue("a personal event needs an event for each level of budget, got none")
+            raise InvalidValue("a PersonalEvent needs an event for each level of budget, got none")
 
 
 @dataclass(frozen=True, slots=True)
 class TuningEvent:
-    """The best of a random number of runs, each ``event``; the others and their number are not released.
+    """The best of a random number of runs, each ``event``; the other runs and their number stay secret.
 
-    ``mean`` and ``shape`` are those of the number (`farthing.accounting.tuning.RunCount`); ``delta`` is the δ
-    at which it is priced where ε and δ are added up.
+    ``mean`` and ``shape`` are the parameters of the number of runs (`farthing.accounting.tuning.RunCount`);
+    ``delta`` is the δ at which it is priced where ε and δ are added up.
     """
 
     event: "Event"
@@ -227,7 +228,7 @@ Event = (
     | PersonalEvent
     | TuningEvent
 )
-NOTHING = ComposedEvent(())  # what somebody pays who never takes part
+NOTHING = ComposedEvent(())  # the price of a unit that never takes part
 
 _KINDS: dict[str, type[Any]] = {
     "gaussian": GaussianEvent,
@@ -276,7 +277,7 @@ def decode(row: dict[str, Any]) -> Event:
 
 
 def flatten(event: Event, count: int = 1) -> list[tuple[Event, int]]:
-    """Repetitions, compositions and turns of plans unrolled into (simple event, how often)."""
+    """Unroll repetitions, compositions and turns of plans into pairs of a simple event and its count."""
     if isinstance(event, RepeatedEvent) and isinstance(event.event, TurnEvent):
         return flatten(event.event, count * math.ceil(event.count / event.event.turns))
     if isinstance(event, RepeatedEvent):
@@ -289,7 +290,7 @@ def flatten(event: Event, count: int = 1) -> list[tuple[Event, int]]:
 
 
 def for_level(event: Event, level: int) -> Event:
-    """Return what a unit pays of ``event`` whose budget is of this level, counted from 0.
+    """Return the part of ``event`` that a unit of this level of budget pays, counted from 0.
 
     >>> for_level(RepeatedEvent(PersonalEvent((NOTHING, GaussianEvent(2.0))), 3), 1)
     RepeatedEvent(event=GaussianEvent(noise=2.0), count=3)
@@ -297,7 +298,7 @@ def for_level(event: Event, level: int) -> Event:
     match event:
         case PersonalEvent(events):
             if not 0 <= level < len(events):
-                raise InvalidValue(f"there are {len(events)} levels of budget in an event, got level {level}")
+                raise InvalidValue(f"the event has {len(events)} levels of budget, got level {level}")
             return events[level]
         case ComposedEvent(events):
             return ComposedEvent(tuple(for_level(part, level) for part in events))
@@ -307,7 +308,7 @@ def for_level(event: Event, level: int) -> Event:
 
 
 def levels(event: Event) -> int:
-    """Return how many levels of budget an event tells apart: 1 where everybody pays the same."""
+    """Return the number of budget levels in an event, 1 if all units pay the same."""
     found = {len(part.events) for part, _ in flatten(event) if isinstance(part, PersonalEvent)}
     if len(found) > 1:
         raise InvalidValue(f"events of {sorted(found)} levels of budget cannot be added up")

@@ -1,11 +1,11 @@
-"""Noise on a sum: the event it makes, and the release itself.
+"""Define mechanisms, which add noise to a sum: their privacy events and their releases.
 
 ``noise_multiplier`` is relative to the bound of one contribution (`Bound.norm`): Gaussian(1.1) on ClipNorm(C)
-adds a standard deviation of 1.1 C. Every release lives on a lattice: the sum is rounded to a grid, integer
-noise of `farthing.noise.lattice` is added, and only then is it turned into floats. Rounding can move two
-neighbouring sums apart by one grid cell a coordinate, and float64 arithmetic by 2⁻¹⁴ of a contribution's
-norm, whatever the values of up to 2³⁰ records (the theorem of `farthing.noise.summing`); noise is enlarged by
-as much, and the price is that of the noise asked for.
+adds a standard deviation of 1.1 C. Every release lies on a lattice: the sum is rounded to a grid, integer
+noise of `farthing.noise.lattice` is added, and the result is converted to floats. Rounding moves two
+neighbouring sums apart by at most one grid cell per coordinate, and float64 arithmetic by at most 2⁻¹⁴ of a
+contribution's norm, for any values of up to 2³⁰ records (the theorem of `farthing.noise.summing`). The noise
+is enlarged accordingly, so the price is that of the requested noise.
 """
 
 import functools
@@ -28,37 +28,37 @@ from farthing.queries.events import BoundedRangeEvent, Event, GaussianEvent, Lap
 
 Array = NDArray[np.float64]
 
-_GRID_SHARE = 2.0**-12  # how much the grid may enlarge the noise
+_GRID_SHARE = 2.0**-12  # the largest relative increase of the noise because of the grid
 _FEWEST_BITS, _MOST_BITS = 20, 40
-_BITS_OF_A_CHOICE, _CELLS_OF_A_CHOICE = 30, 6  # at least; see NoisyMax
+_BITS_OF_A_CHOICE, _CELLS_OF_A_CHOICE = 30, 6  # the least number of bits, and the cells of NoisyMax's proof
 
 
 class Mechanism(Protocol):
     """Noise on a bounded sum.
 
-    A mechanism whose noise depends on the turn, such as one that correlates it over turns, also offers
-    ``plan(event, steps) -> Event``: the price of its answers of the turns 0 to ``steps`` - 1 together, where
-    ``event`` is that of turn 0 alone. Mechanisms without it draw independent noise and ignore the turn.
+    A mechanism whose noise depends on the turn, such as correlated noise, also offers ``plan(event, steps) ->
+    Event``: the joint price of turns 0 to ``steps`` - 1, where ``event`` is the price of turn 0 alone.
+    Mechanisms without it draw independent noise and ignore the turn.
     """
 
     def unit_event(self) -> Event:
         """Return the event for contributions bounded by one."""
 
     def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
-        """Return the event for this bound. On a sample, contributions are compared with nothing as well."""
+        """Return the event for this bound. If ``sampled``, a contribution may also be absent from the sum."""
 
     def check(self, bound: Bound, shape: tuple[int, ...] | None) -> None:
-        """Refuse a bound or a sum of this shape (None: not known yet) that its noise does not answer to."""
+        """Refuse a bound, or a shape of the sum (None if not known yet), that has no price or no release."""
 
     def release(self, total: Any, bound: Any, stream: Stream, turn: int = 0) -> Any:
-        """Return the noisy answer of this turn of a promised plan; raises for a sum that is not finite."""
+        """Return the noisy answer at this turn of a plan; raise for a sum that is not finite."""
 
 
 def _ratio(bound: Bound, adjacency: Adjacency, sampled: bool, order: int) -> float:
-    """Return one contribution's norm over the distance of neighbours in the event's pair.
+    """Return the norm of one contribution over the distance of neighbours that the event assumes.
 
-    Events count a distance of 2 norms under replace-one and 1 otherwise; a bound may know better, but only
-    where everybody takes part.
+    Events assume a distance of 2 norms under replace-one and of 1 otherwise. A bound may have a smaller
+    sensitivity, which holds only where every record takes part.
     """
     norm = bound.norm(order)
     if sampled:
@@ -67,7 +67,7 @@ def _ratio(bound: Bound, adjacency: Adjacency, sampled: bool, order: int) -> flo
 
 
 def _grid(noise: float, bound: Bound, order: int, size: int) -> tuple[int, float]:
-    """Return bits and width of a cell: the noise has a scale of 2^bits cells, in units of ``bound.scale``."""
+    """Return the bits and the width of a cell: the scale of the noise is 2^bits cells, in units of scale."""
     norm = bound.norm(order)
     return _lattice(noise, norm, min(norm, bound.sensitivity(Adjacency.REPLACE_ONE, order)), order, size)
 
@@ -79,18 +79,18 @@ def _lattice(noise: float, norm: float, nearest: float, order: int, size: int) -
     if bits > _MOST_BITS:
         raise Unsupported(
             f"noise {noise:g} on {size} coordinates needs a grid of 2^-{bits}, finer than 2^-{_MOST_BITS}; "
-            "lower the noise or the number of coordinates"
+            "lower the noise multiplier or the number of coordinates"
         )
     return bits, noise * norm * enlarged(norm, nearest) / (1 - share * 2.0**-bits) * 2.0**-bits
 
 
 def enlarged(norm: float, nearest: float) -> float:
-    """Return what the rounding of sums adds to the least distance of neighbours, relative to it."""
+    """Return the relative increase of the smallest distance of neighbours that rounding of sums can cause."""
     return 1 + SLACK * norm / nearest
 
 
 def refuse_width(bound: Bound, size: int) -> None:
-    """A bound that names coordinates bounds exactly those: none more and none fewer."""
+    """Refuse a bound whose number of coordinates differs from that of the sum."""
     if bound.width in (None, size):
         return
     if bound.kind == Kind.VALUE:
@@ -100,7 +100,7 @@ def refuse_width(bound: Bound, size: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Added(ABC):
-    """Noise of one scale on every coordinate of a sum; ``order`` is that of the norm it answers to."""
+    """Noise of one scale on every coordinate of a sum, priced by the sensitivity in the norm ``order``."""
 
     noise_multiplier: float
     order: ClassVar[int]
@@ -120,16 +120,16 @@ class _Added(ABC):
         return self.kind(self.noise_multiplier * _ratio(bound, adjacency, sampled, self.order))
 
     def grid(self, bound: Bound, size: int) -> tuple[int, float]:
-        """Return the lattice of a release of ``size`` coordinates: bits and width of a cell."""
+        """Return the bits and the width of a cell for a release of ``size`` coordinates."""
         return _grid(self.noise_multiplier, bound, self.order, size)
 
     def check(self, bound: Bound, shape: tuple[int, ...] | None) -> None:
-        bound.norm(self.order)  # refuses an order that it does not bound
+        bound.norm(self.order)  # raises if this norm is not bounded
         if shape is not None:
             refuse_width(bound, math.prod(shape))
 
     def release(self, total: ArrayLike, bound: Bound, stream: Stream, turn: int = 0) -> Array:
-        """Return the sum, rounded to a grid, with integer noise on it."""
+        """Return the sum, rounded to a grid, plus integer noise."""
         total = np.asarray(total, dtype=np.float64)
         refuse_width(bound, total.size)
         bits, cell = self.grid(bound, total.size)
@@ -138,7 +138,7 @@ class _Added(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Gaussian(_Added):
-    """Gaussian noise on a sum: its deviation is ``noise_multiplier`` times the bound of one contribution.
+    """Gaussian noise on a sum, with deviation ``noise_multiplier`` times the bound of one contribution.
 
     Parameters
     ----------
@@ -147,8 +147,8 @@ class Gaussian(_Added):
 
     Notes
     -----
-    Dwork & Roth 2014; priced exactly by Balle & Wang 2018. The noise is an integer Gaussian on a lattice from
-    a cryptographic stream, and is enlarged by as much as rounding can move sums apart.
+    Dwork & Roth 2014; the price is exact (Balle & Wang 2018). The noise is an integer Gaussian on a lattice,
+    drawn from a cryptographic stream and enlarged by the slack that rounding needs.
 
     Examples
     --------
@@ -206,10 +206,10 @@ class SymmetricGaussian(Gaussian):
 
     Notes
     -----
-    A symmetric matrix as the vector of its diagonal and √2 times its upper triangle has the same length as
-    the Frobenius norm, so plain Gaussian noise on that vector answers to a Frobenius bound. (Dwork et al.
-    2014 put the full deviation on every entry: twice the variance off the diagonal, for the same price.) Of a
-    sum that is not symmetric the symmetric part is released: a projection, so its norm is no larger.
+    The vector of the diagonal and √2 times the upper triangle has the Frobenius norm of the matrix as its L2
+    norm, so plain Gaussian noise on that vector is calibrated to a Frobenius bound. (Dwork et al. 2014 put
+    the full deviation on every entry: twice the variance off the diagonal at the same price.) If the sum is
+    not symmetric, its symmetric part is released; this is a projection, so the norm does not grow.
 
     Examples
     --------
@@ -223,7 +223,7 @@ class SymmetricGaussian(Gaussian):
     def check(self, bound: Bound, shape: tuple[int, ...] | None) -> None:
         Gaussian.check(self, bound, shape)
         if bound.width is not None:
-            raise Unsupported("symmetric noise is the same in all coordinates: use a bound without a scale")
+            raise Unsupported("symmetric noise has one scale for all entries: use a bound without a scale")
         if shape is not None and (len(shape) != 2 or shape[0] != shape[1]):
             raise InvalidValue(f"a symmetric sum must be a square matrix, got shape {shape}")
 
@@ -241,7 +241,7 @@ class SymmetricGaussian(Gaussian):
 
 @dataclass(frozen=True, slots=True)
 class NoisyMax:
-    """A noisy choice: the place of the largest score, after noise of ``noise_multiplier`` times the bound.
+    """A noisy choice: the index of the largest score after noise of ``noise_multiplier`` times the bound.
 
     Parameters
     ----------
@@ -252,22 +252,23 @@ class NoisyMax:
 
     Notes
     -----
-    Laplace: report noisy max is ε-DP with ε = d / scale, d being how much the gap between two scores can
-    change (Dwork & Roth 2014, Claim 3.9). Gumbel: the exponential mechanism, whose log-probabilities vary by
-    an interval of length ε, so that it costs ε²/8 of zCDP (Dong et al. 2020; Cesar & Rogers 2021). A record
-    that can only raise scores (`ClipValue` with low >= 0) changes a gap by one bound when it comes or goes,
-    by 2 (high - low) when it is replaced.
+    Laplace: report noisy max is ε-DP with ε = d / scale, where d is the largest change of the gap between two
+    scores (Dwork & Roth 2014, Claim 3.9). Gumbel: the exponential mechanism; its log-probabilities change
+    within an interval of length ε, so it satisfies ε²/8-zCDP (Dong et al. 2020; Cesar & Rogers 2021). A
+    record that can only raise scores (`ClipValue` with low >= 0) changes a gap by one bound under add-remove
+    and by 2 (high - low) under replace-one.
 
-    On the grid, in cells of which 2^bits are the scale of the noise: a gap of rounded scores changes by at
-    most two cells more. Noise is Nᵢ = round(2^bits Xᵢ), and of equal sums the lower place wins.
-    Laplace: given the others' noise, place i wins if Nᵢ >= T for a whole T, that is if 2^bits Xᵢ >= T - 1/2;
-    so Claim 3.9 holds as it stands, with the rounded gap.
-    Gumbel: if i wins on the grid it wins without a grid when its score is one cell higher, and if it wins
-    without one when its score is one cell lower it wins on the grid, as |Nⱼ - 2^bits Xⱼ| <= 1/2 for all j. A
-    cell multiplies a softmax probability by e^(±2^-bits) at most, so each log-probability is within 2^-bits
-    of the exponential mechanism's, a ratio of two within 2 of them, and the interval is longer by 4.
-    Together 6 cells, of which the noise is enlarged by as much as the smallest gap needs; the bits grow with
-    the noise, so that this is at most 2⁻¹² of it.
+    On the grid, the scale of the noise is 2^bits cells. The gap of two rounded scores changes by at most two
+    cells more. The noise is Nᵢ = round(2^bits Xᵢ), and ties go to the lower index.
+    Laplace: given the noise of the others, index i wins if Nᵢ >= T for an integer T, that is if 2^bits Xᵢ >=
+    T - 1/2; so Claim 3.9 applies to the rounded gap.
+    Gumbel: |Nⱼ - 2^bits Xⱼ| <= 1/2 for all j. So if i wins on the grid, it wins without a grid when its score
+    is one cell higher; and if it wins without a grid when its score is one cell lower, it wins on the grid.
+    One cell multiplies a softmax probability by at most e^(±2^-bits), so each log-probability is within
+    2^-bits of the exponential mechanism's, the ratio of two within 2 of these units, and the interval is
+    longer by 4.
+    In total 6 cells. The noise is enlarged by 6 cells relative to the smallest gap, and the bits grow with
+    the noise so that this is at most 2⁻¹² of it.
 
     Examples
     --------
@@ -290,11 +291,11 @@ class NoisyMax:
 
     def check(self, bound: Bound, shape: tuple[int, ...] | None) -> None:
         if not isinstance(bound, ClipValue):
-            raise Unsupported("NoisyMax needs scores bounded one by one: use ClipValue(low, high)")
+            raise Unsupported("NoisyMax needs a bound on each score: use ClipValue(low, high)")
         if shape is not None:
             if len(shape) != 1 or not shape[0]:
-                raise InvalidValue(f"scores must be a vector, one a candidate, got shape {shape}")
-            self.grid(bound)  # refuses noise that needs too fine a grid
+                raise InvalidValue(f"scores must be a vector, one score per candidate, got shape {shape}")
+            self.grid(bound)  # raises if the noise needs too fine a grid
 
     def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
         self.check(bound, None)
@@ -310,7 +311,7 @@ class NoisyMax:
         return BoundedRangeEvent(epsilon) if self.kind == "gumbel" else PureEvent(epsilon)
 
     def grid(self, bound: Bound, size: int = 1) -> tuple[int, float]:
-        """Bits and width of a cell, of which 2^bits are the scale of the noise, however many scores."""
+        """Return the bits and the width of a cell: the scale of the noise is 2^bits cells."""
         norm = bound.norm()
         nearest = min(norm, bound.sensitivity(Adjacency.REPLACE_ONE))
         share = _CELLS_OF_A_CHOICE * self.noise_multiplier * norm / nearest
@@ -318,9 +319,9 @@ class NoisyMax:
         if bits > _MOST_BITS:
             raise Unsupported(
                 f"a choice with noise {self.noise_multiplier:g} needs a grid of 2^-{bits}, finer than "
-                f"2^-{_MOST_BITS}: lower the noise"
+                f"2^-{_MOST_BITS}: lower the noise multiplier"
             )
-        wider = enlarged(2 * norm, nearest) / (1 - share * 2.0**-bits)  # a gap is one of two sums
+        wider = enlarged(2 * norm, nearest) / (1 - share * 2.0**-bits)  # a gap is the difference of two sums
         return bits, self.noise_multiplier * norm * wider * 2.0**-bits
 
     def release(self, total: ArrayLike, bound: Bound, stream: Stream, turn: int = 0) -> int:

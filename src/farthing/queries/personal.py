@@ -1,40 +1,39 @@
-"""Personal budgets: records drawn at rates of their own, or with weights of their own, by level of budget.
+"""Draw records at their own rates, or with their own weights, by level of personal budget.
 
-Each unit (a record, or a person with all records) has an ε of its own, and there are a few levels of ε. A
-unit of level k is drawn with probability q_k, independently of all others, and its bounded contribution is
-multiplied by w_k <= 1. One noise vector is added to the sum. Rates alone are the "Sample", weights alone the
-"Scale" of Boenisch, Mühl, Dziedzic, Rinberg & Papernot 2023, "Have it your way: individualized privacy
-assignment for DP-SGD"; that each may have an ε of its own is personalised DP (Jorgensen, Yu & Cormode 2015).
+Each unit (a record, or a person with all records) has its own ε, and there are a few levels of ε. A unit of
+level k is drawn with probability q_k, independently of all others, and its bounded contribution is multiplied
+by w_k <= 1. One noise vector is added to the sum. Rates alone are the "Sample", weights alone the "Scale" of
+Boenisch, Mühl, Dziedzic, Rinberg & Papernot 2023, "Have it your way: individualized privacy assignment for
+DP-SGD"; a guarantee with one ε per unit is personalised DP (Jorgensen, Yu & Cormode 2015).
 
-**Theorem.** Let D' be D with one unit x of level k added (add-remove), or with x in place of a blank one of
-the same level (zero-out), or with x in place of another x' of the same level (replace-one). One answer, to
-whoever sees it, is dominated by the pair of noise σ / w_k on a Poisson sample of rate q_k under that
-adjacency, and any number of them, each asked after the others were seen, by the product of these pairs. So
-the guarantee for units of level k is that of its own events, whatever the other levels pay, and against
-anyone, the other units included.
+**Theorem.** Let D' be D with one unit x of level k added (add-remove), with x in place of a blank one of the
+same level (zero-out), or with x in place of another x' of the same level (replace-one). One answer is
+dominated by the pair of noise σ / w_k on a Poisson sample of rate q_k under that adjacency, and any number of
+adaptively chosen answers by the product of these pairs. So the guarantee for units of level k is that of the
+events of this level, for any prices of the other levels, and against any observer, the other units included.
 
-*Proof.* Draws are independent, so fix those of all units but x: the rest of the sum is a public number s.
-Given s the answer is s + noise with probability 1 - q_k and s + w_k v + noise with q_k, |v| at most the
-bound; the shift by s is the same in both worlds and takes nothing away. That is the Gaussian mechanism with
-noise multiplier σ / w_k on a Poisson sample of one, whose pair under each adjacency is known (Zhu, Dong &
-Wang 2022, Thm. 11; replace-one: Lebeda et al. 2024; the table in `farthing.accounting.pairs`). The answer is
-the mixture of these over s with the same weights in both worlds, and hockey-stick divergences are jointly
-convex, so the pair dominates the mixture: nothing here asks what rates the other units have. Dominating pairs
-compose adaptively (Zhu et al., Thm. 10). An observer who sees the draws sees those of the others as well: the
-same proof, given all draws of the others, with the pairs of `DrawnEvent`. ∎
+*Proof.* Draws are independent, so fix those of all units but x: the rest of the sum is a constant s. Given s
+the answer is s + noise with probability 1 - q_k and s + w_k v + noise with probability q_k, with |v| at most
+the bound; the shift by s is the same for both neighbours. This is the Gaussian mechanism with noise
+multiplier σ / w_k on a Poisson sample of one, whose pair under each adjacency is known (Zhu, Dong & Wang
+2022, Thm. 11; replace-one: Lebeda et al. 2024; the table in `farthing.accounting.pairs`). The answer is the
+mixture of these over s with the same weights for both neighbours, and hockey-stick divergences are jointly
+convex, so the pair dominates the mixture, for any rates of the other units. Dominating pairs compose
+adaptively (Zhu et al., Thm. 10). For an observer who sees all draws the same proof holds, conditioned on the
+draws of the others, with the pairs of `DrawnEvent`. ∎
 
-What it does not say. Neighbours have the unit together with its budget: levels, rates, weights and noise are
-fixed before, from public numbers (the levels and how many units are on each). Who has which budget is taken
-as public. Where an ε follows from the unit's own data, the theorem still bounds what the *answers* tell of
-that unit by its ε; but the sizes of the levels are printed, and what they tell is not bounded. Two units of
-different levels that replace each other are not neighbours here (a removal and an addition, each at its own
-price, would be).
+Limits. Neighbours include the unit together with its budget: levels, rates, weights and noise are fixed in
+advance from public numbers (the levels and the number of units on each). The assignment of budgets to units
+is assumed to be public. If an ε depends on the unit's own data, the theorem still bounds what the *answers*
+reveal about that unit by its ε, but the published sizes of the levels are not bounded. Two units of different
+levels that replace each other are not neighbours here (a removal and an addition, each at its own price,
+would be).
 
-Weights and rounding. Noise is enlarged by what rounding can move sums of whole contributions apart: by 2⁻¹⁴
-of the bound in float64 and by 2⁻¹² at most on the lattice (`farthing.queries.mechanisms`); a smaller
-contribution is moved as far. With ρ = 2⁻¹¹ for both and 2⁻¹⁵ for adding up 32 weighted sums of 2³⁰ records, a
-contribution that is charged as w is multiplied by (w - ρ - 2⁻¹⁵) / (1 - ρ): the sum then moves by no more
-than w times what the noise is enlarged for.
+Weights and rounding. The noise is enlarged by the distance that rounding can add between neighbouring sums of
+unweighted contributions: 2⁻¹⁴ of the bound in float64 and at most 2⁻¹² on the lattice
+(`farthing.queries.mechanisms`); a smaller contribution has the same rounding error. With ρ = 2⁻¹¹ for both
+and 2⁻¹⁵ for adding up 32 weighted sums of 2³⁰ records, a contribution that is charged as w is multiplied by
+(w - ρ - 2⁻¹⁵) / (1 - ρ): the sum then moves by at most w times the distance that the noise is enlarged for.
 
 >>> from farthing.queries.events import GaussianEvent
 >>> Personal((0.01, 0.03)).amplify(GaussianEvent(2.0)).events[1]
@@ -60,23 +59,23 @@ from farthing.queries.samplers import HasEvent, Indices, Poisson, event_of
 
 MOST_LEVELS = 32
 PUBLIC = "who has which budget, and how many have it, is taken as public"
-_ROUNDING, _ADDING = 2.0**-11, 2.0**-15  # see the module
+_ROUNDING, _ADDING = 2.0**-11, 2.0**-15  # see "Weights and rounding"
 _NOBODY = np.empty(0, np.int64)
 
 Integers = NDArray[np.int64]
 
 
 class Leveled:
-    """Records of which each is on a level of budget.
+    """Records with a level of personal budget each.
 
     Parameters
     ----------
     records : Records
         The private records.
     levels : array of int
-        The level of each, a place in ``epsilons``.
+        The level of each record, an index into ``epsilons``.
     epsilons : sequence of float
-        The ε of every level, ascending, as the ledger has them (`farthing.accounting.personal`).
+        The ε of every level, ascending, as in the ledger (`farthing.accounting.personal`).
 
     Examples
     --------
@@ -90,9 +89,7 @@ class Leveled:
         places = np.asarray(levels)
         fits = places.shape == (len(records),) and places.dtype.kind in "iu"
         if not fits or (places.size and not 0 <= places.min() <= places.max() < len(epsilons)):
-            raise InvalidValue(
-                f"levels must be a whole number from 0 to {len(epsilons) - 1} for each of the records"
-            )
+            raise InvalidValue(f"levels must be integers from 0 to {len(epsilons) - 1}, one for each record")
         self.records, self.levels, self.epsilons = records, places, tuple(epsilons)
 
     def __len__(self) -> int:
@@ -103,7 +100,7 @@ class Leveled:
         return self.records.take(indices)
 
     def words(self) -> str:
-        """Return how many are on each level, in words: public numbers."""
+        """Return a sentence with the number of records per level, which is public."""
         each = zip(self.epsilons, self.members, strict=True)
         named = [f"{len(members)} at epsilon {epsilon:g}" for epsilon, members in each]
         if len(named) > 4:
@@ -112,16 +109,16 @@ class Leveled:
 
     @cached_property
     def members(self) -> list[Integers]:
-        """The places of the records of every level."""
+        """The positions of the records of every level."""
         return [np.flatnonzero(self.levels == level) for level in range(len(self.epsilons))]
 
     @cached_property
     def _parts(self) -> list[Any]:
-        """The records of every level, kept for methods that ask everybody again and again."""
+        """The records of every level, cached for methods that use all records repeatedly."""
         return [self.take(places) for places in self.members]
 
     def by_level(self, drawn: Indices) -> list[Any]:
-        """Return the records among ``drawn``, a part for every level."""
+        """Return the records at ``drawn``, grouped by level."""
         if isinstance(drawn, slice):
             return self._parts
         return [self.take(drawn[self.levels[drawn] == level]) for level in range(len(self.epsilons))]
@@ -129,19 +126,19 @@ class Leveled:
 
 @dataclass(frozen=True, slots=True)
 class Personal:
-    """Draw every record by itself at the rate of its level of budget, and weigh it by that of its level.
+    """A sampler that draws each record at the rate of its budget level, with the weight of that level.
 
     Parameters
     ----------
     sampling_rates : sequence of float
-        A record's chance to be in a batch, one a level, from 0 (never) to 1.
+        The probability that a record is in a batch, one per level, from 0 (never) to 1.
     weights : sequence of float, optional
-        What a contribution counts, one a level, from 0 to 1; 1 each by default.
+        The factor of a contribution, one per level, from 0 to 1; all 1 by default.
 
     Notes
     -----
-    It draws from records that know their levels (`Leveled`); others are refused. The price is a
-    `PersonalEvent`, one event a level, by the theorem of this module.
+    It draws from `Leveled` records only. The price is a `PersonalEvent`, with one event per level, by the
+    theorem of this module.
 
     Examples
     --------
@@ -167,30 +164,30 @@ class Personal:
 
     @property
     def factors(self) -> tuple[float, ...]:
-        """What contributions are multiplied by: all 1, or a little less than their weights."""
+        """The factors of the contributions: all 1, or slightly below their weights."""
         if set(self.weights) == {1.0}:
             return self.weights
         return tuple(max(0.0, (w - _ROUNDING - _ADDING) / (1 - _ROUNDING)) for w in self.weights)
 
     def expected(self, sizes: Sequence[int]) -> float:
-        """Return the expected sum of factors over a batch, by which sums are divided."""
+        """Return the expected sum of factors over a batch, the divisor of the sums."""
         return math.fsum(
             rate * factor * size
             for rate, factor, size in zip(self.sampling_rates, self.factors, sizes, strict=True)
         )
 
     def check(self, records: Any) -> None:
-        """Refuse records that do not say of which level each is."""
+        """Refuse records without the levels of these rates."""
         found = getattr(records, "epsilons", ())
         if len(found) != len(self.sampling_rates):
             raise Unsupported(
-                f"rates for {len(self.sampling_rates)} levels of budget need records that say which level "
-                f"each is on, Leveled(records, levels, epsilons); these have {len(found)} levels"
+                f"rates for {len(self.sampling_rates)} levels of budget need records with their levels, "
+                f"Leveled(records, levels, epsilons); these have {len(found)} levels"
             )
 
     def draw(self, records: int, stream: Stream, turn: int = 0) -> Indices:
-        """Refuse: a number of records does not say of which level they are."""
-        raise Unsupported("personal rates draw from records that know their levels: Leveled(records, …)")
+        """Refuse: a number of records does not say their levels."""
+        raise Unsupported("personal sampling rates need records with levels: use Leveled(records, …)")
 
     def draw_from(self, records: Leveled, stream: Stream, turn: int = 0) -> Indices:
         """Return the positions of the records that are drawn, each at the rate of its level."""
@@ -201,12 +198,12 @@ class Personal:
             for rate, members in zip(self.sampling_rates, records.members, strict=True)
             if rate > 0
         ]
-        return np.sort(np.concatenate([_NOBODY, *parts]))  # neighbours are read together
+        return np.sort(np.concatenate([_NOBODY, *parts]))  # sorted for sequential reads
 
     def weighted(self, sums: Callable[[Any], Any], records: Leveled, drawn: Indices) -> Any:
         """Return the sum over ``drawn``, weighted by level; ``sums`` adds up some of the records.
 
-        A public term of every sum, such as a penalty, counts once.
+        A public term of every sum, such as a penalty, is counted once.
         """
         if set(self.factors) == {1.0}:
             return sums(records.take(drawn))
@@ -217,7 +214,7 @@ class Personal:
         return total
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
-        """Return the event of ``step`` for every level: its rate, and noise over its weight."""
+        """Return the event of ``step`` for every level, with its rate and the noise over its weight."""
         event = event_of(step)
         parts = zip(self.sampling_rates, self.weights, self.factors, strict=True)
         return PersonalEvent(tuple(_level(event, *part, observer) for part in parts))
@@ -225,22 +222,23 @@ class Personal:
 
 @dataclass(frozen=True, slots=True)
 class PersonalCyclic(Personal):
-    """Draw every record at the rate of its level of budget, in one of ``groups`` groups that take turns.
+    """A sampler at the rate of each record's level, from one of ``groups`` groups that take turns.
 
     Parameters
     ----------
     sampling_rates : sequence of float
-        The expected part of a level's records in a batch, one a level; times ``groups`` at most 1.
+        The expected fraction of a level's records in a batch, one per level; at most 1 / ``groups``.
     groups : int
-        How many groups: a record has one chance in as many turns, and noise may be correlated over them.
+        The number of groups: a record is eligible in one of as many turns, and noise may be correlated over
+        them.
 
     Notes
     -----
-    **Theorem.** With noise of at most ``groups`` bands (`farthing.BandedGaussian`) T turns cost a unit of
-    level k what ⌈T / groups⌉ answers with Gaussian noise cost on Poisson samples of rate q_k ``groups``,
-    under add-remove, zero-out and replace-one within a level, before the observer of the budget. Proof: that
-    of `farthing.queries.correlated` looks at one unit, given groups and draws of all others. Whether it is
-    drawn at its chances is decided at the rate of its own level, and nothing asks for the rates of others.
+    **Theorem.** With noise of at most ``groups`` bands (`farthing.BandedGaussian`), T turns cost a unit of
+    level k at most ⌈T / groups⌉ answers with Gaussian noise on Poisson samples of rate q_k ``groups``, under
+    add-remove, zero-out and replace-one within a level, against the budget's observer. Proof: the proof in
+    `farthing.queries.correlated` considers one unit, given the groups and draws of all others. The unit is
+    drawn at its eligible turns at the rate of its own level, and the proof uses no other rate.
 
     Examples
     --------
@@ -255,14 +253,14 @@ class PersonalCyclic(Personal):
         Personal.__post_init__(self)
         if max(self.sampling_rates) * validate.count(groups=self.groups) > 1 + 2.0**-40:
             raise InvalidValue(
-                f"rates times groups are at most 1, not {max(self.sampling_rates)} times {self.groups}"
+                f"sampling_rates * groups must be at most 1, got {max(self.sampling_rates)} * {self.groups}"
             )
         if set(self.weights) != {1.0}:
-            raise Unsupported("records that take turns are drawn at rates of their own: leave out weights")
+            raise Unsupported("PersonalCyclic has personal sampling rates only: leave out weights")
 
     @property
     def chances(self) -> Personal:
-        """The draws of a group whose turn it is."""
+        """The sampler of a group at its turn."""
         return Personal(tuple(min(1.0, rate * self.groups) for rate in self.sampling_rates))
 
     @property
@@ -272,11 +270,11 @@ class PersonalCyclic(Personal):
 
     @property
     def separation(self) -> int:
-        """How many turns lie at least between two chances of a record."""
+        """The least number of turns between two eligible turns of a record."""
         return self.groups
 
     def begin(self) -> "PersonalCyclic":
-        """Return this sampler for one plan: with groups that stay."""
+        """Return this sampler with the groups of a new plan."""
         begun = PersonalCyclic(self.sampling_rates, groups=self.groups)
         object.__setattr__(begun, "_memory", Cyclic(1 / self.groups, self.groups).begin())
         return begun
@@ -295,7 +293,7 @@ class PersonalCyclic(Personal):
         return self.chances.amplify(step, observer)
 
     def plan(self, step: Event | HasEvent, steps: int, observer: Observer = Observer.ANYONE) -> RepeatedEvent:
-        """Return the price of the turns 0 to ``steps`` - 1: a record has a chance in one of ``groups``."""
+        """Return the price of turns 0 to ``steps`` - 1: a record is eligible in one of ``groups`` turns."""
         return RepeatedEvent(self.amplify(step, observer), -(-validate.count(steps=steps) // self.groups))
 
 
@@ -304,7 +302,7 @@ def _level(event: Event, rate: float, weight: float, factor: float, observer: Ob
         return NOTHING
     if weight < 1:
         if not isinstance(event, GaussianEvent):
-            raise Unsupported(f"weights are priced on Gaussian noise only, got {event}: use rates")
+            raise Unsupported(f"weights need Gaussian noise, got {event}: use sampling rates")
         event = GaussianEvent(math.nextafter(event.noise / weight, 0.0))
     if rate == 1 and observer is not Observer.COORDINATOR:
         return event

@@ -1,7 +1,7 @@
-"""A question to private records, its answer, and what an algorithm hands out.
+"""Define a query to private records, its answer, and the steps that an algorithm yields.
 
-A query is sampler, contribution, bound, mechanism; its price follows from those parts and from the budget
-it is charged to. Nothing here touches records: only `farthing.ledger.ledger.Ledger.ask` does.
+A query is a sampler, a contribution, a bound and a mechanism; its price follows from these parts and the
+budget. This module never reads records: only `farthing.ledger.ledger.Ledger.ask` does.
 
 >>> from farthing.queries.bounds import ClipNorm
 >>> from farthing.budget import Budget
@@ -21,6 +21,7 @@ from typing import Any, ClassVar, ParamSpec, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from farthing import validate
 from farthing.budget import Budget, Drawn
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.noise.lattice import Stream
@@ -37,65 +38,65 @@ P = ParamSpec("P")
 
 
 class Records(Protocol):
-    """Private records, as the ledger sees them: how many, and some of them."""
+    """Private records behind the two operations that the ledger needs."""
 
     def __len__(self) -> int:
-        """Return how many records there are."""
+        """Return the number of records."""
 
     def take(self, indices: Indices) -> Any:
-        """Return the records at ``indices``, as the contribution wants them."""
+        """Return the records at ``indices`` in the form that the contribution expects."""
 
 
 class Contribution(Protocol):
-    """A contribution: what records say about parameters ``w``, bounded and summed.
+    """A function of the records and the parameters ``w``, bounded per record and summed.
 
-    ``bounded_sum`` may compute the sum without ever materialising its terms. It must work for no records at
-    all, add terms up as `farthing.noise.summing` does, and bound *every* one, NaN and infinity included (they
-    count as zero).
+    ``bounded_sum`` may compute the sum without materialising its terms. It must accept an empty batch, add
+    its terms up as `farthing.noise.summing` does, and bound *every* term; terms with NaN or infinity count as
+    zero.
 
-    A bound must mean to the contribution what it means to the price, so a contribution says which kinds of
-    bound it ``honours``; a `Query` with any other is refused when it is made. Four more attributes have
-    defaults: ``least``, the norm that a bound must have because terms are not shrunk to it (0); ``interval``,
-    the numbers that a `ClipValue` must hold because scores are not clamped to it (none); ``additive``,
-    whether the sum over records is the sum over parts of them (true); and ``zero(records, w, bound)``, the
-    sum over nobody where it is not that of an empty batch.
+    The price of a query assumes that the contribution enforces the bound, so a contribution lists the kinds
+    of bound that it ``honours``, and `Query` refuses any other. Four attributes are optional: ``least``
+    (default 0), the norm that a bound must allow because terms are not shrunk; ``interval`` (default None),
+    the values that a `ClipValue` must contain because scores are not clamped; ``additive`` (default True),
+    whether the sum over all records is the sum over any partition of them; and ``zero(records, w, bound)``,
+    the sum over no records where it differs from that of an empty batch.
     """
 
     @property
     def honours(self) -> Collection[str]:
-        """The kinds of bound (`farthing.queries.bounds.Kind`) that hold for every record's term."""
+        """The kinds of bound (`farthing.queries.bounds.Kind`) that it enforces on every record's term."""
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """The shape of a record's term; None where only ``w`` decides."""
+        """The shape of one record's term; None if it depends on ``w``."""
 
     def bounded_sum(self, records: Any, w: Any, bound: Any, /) -> Any:
-        """Σ bounded contributions of ``records`` at ``w``, in the form that the mechanism takes."""
+        """Return the sum of the bounded contributions of ``records`` at ``w`` for the mechanism."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question to private records, which may be asked at many parameters ``w``, always at the same price.
+    """A query to private records, which may be asked at many parameters ``w``, always at the same price.
 
     Parameters
     ----------
     sampler : Sampler
-        Which records take part: `Everyone`, `Poisson`, `FixedSize`.
+        The rule that selects the records: `Everyone`, `Poisson`, `FixedSize`.
     contribution : Contribution
-        What a record says about ``w``; `PerExample` makes one of a function.
+        The function of a record and ``w`` that is summed; `PerExample` makes one from a callable.
     bound : Bound
-        What one contribution is clipped to: `ClipNorm`, `ClipCoordinates`, `ClipValue`, `ClipOuter`.
+        The limit on one contribution: `ClipNorm`, `ClipCoordinates`, `ClipValue`, `ClipOuter`.
     mechanism : Mechanism
         The noise on the bounded sum: `Gaussian`, `Laplace`, `SymmetricGaussian`, `NoisyMax`.
 
     Raises
     ------
     Unsupported
-        If the contribution does not keep its terms within such a bound, or the noise does not answer to it.
+        If the contribution does not enforce the bound, or the mechanism has no price for it.
 
     Notes
     -----
-    The price follows from the four parts and from the budget's adjacency and observer; nobody types it.
+    The price follows from the four parts and from the budget's adjacency and observer. It is never an input.
 
     Examples
     --------
@@ -111,6 +112,8 @@ class Query:
     mechanism: Mechanism
 
     def __post_init__(self) -> None:
+        validate.offers("draw", "amplify", sampler=self.sampler)
+        validate.offers("check", "event", "release", mechanism=self.mechanism)
         refuse_bound(self.contribution, self.bound)
         self.mechanism.check(self.bound, self.contribution.shape)
         if self._weighted:
@@ -118,7 +121,7 @@ class Query:
         refuse_overlap(self.sampler, self.mechanism)
 
     def price(self, budget: Budget) -> Event:
-        """Return the event of one answer under the budget's adjacency, before its observer.
+        """Return the event of one answer under the budget's adjacency, as its observer sees it.
 
         Parameters
         ----------
@@ -143,7 +146,7 @@ class Query:
             check(records)
         if hasattr(records, "summed") and not getattr(self.contribution, "additive", True):
             raise Unsupported(
-                f"{type(self.contribution).__name__} is no sum over records: give it a table, not partitions"
+                f"{type(self.contribution).__name__} is not a sum over records: pass a table, not partitions"
             )
 
     def draw(self, records: Any, stream: Stream, turn: int) -> Indices:
@@ -161,35 +164,35 @@ class Query:
         if self._weighted:
             return cast(Personal, self.sampler).weighted(sums, records, drawn)
         taken = records.take(drawn)
-        if hasattr(taken, "summed"):  # records in parts, each summed where it lies
+        if hasattr(taken, "summed"):  # partitioned records: each part is summed on its own
             return taken.summed(self.contribution, w, self.bound)
         return sums(taken)
 
     @property
     def remembers(self) -> bool:
-        """Whether draws or noise depend on the turn, so that many answers are priced as one plan."""
+        """Whether draws or noise depend on the turn, so that only a whole plan has a price."""
         return hasattr(self.mechanism, "plan") or hasattr(self.sampler, "plan")
 
     def begin(self) -> "tuple[Sampler, Mechanism]":
-        """Return sampler and mechanism for one plan: those that offer ``begin`` have a memory then."""
+        """Return the sampler and the mechanism of a new plan, with fresh state where they offer ``begin``."""
         sampler, mechanism = (getattr(part, "begin", None) for part in (self.sampler, self.mechanism))
         return sampler() if sampler else self.sampler, mechanism() if mechanism else self.mechanism
 
     def plan(self, budget: Budget, steps: int) -> Event:
-        """Return the event of ``steps`` answers together, of the turns 0 to ``steps`` - 1 of a promise.
+        """Return the event of the first ``steps`` answers of a promised plan.
 
         Parameters
         ----------
         budget : Budget
             The budget that the answers are charged to.
         steps : int
-            How many answers.
+            The number of answers, at turns 0 to ``steps`` - 1.
 
         Returns
         -------
         Event
-            ``steps`` times the price of one, unless the mechanism or the sampler says otherwise by a ``plan``
-            of its own.
+            ``steps`` times the price of one answer, unless the mechanism or the sampler has a ``plan``
+            method.
 
         Raises
         ------
@@ -198,12 +201,12 @@ class Query:
 
         Notes
         -----
-        Noise that is correlated over turns, or draws that are balanced over them, have no price answer by
-        answer. Such a mechanism offers ``plan(event, steps)``, such a sampler ``plan(event, steps,
-        observer)``; both are told the turn when they release or draw. Noise of a number of ``bands`` is
-        priced by the plan of a sampler that leaves as many turns between two chances of a record; other noise
-        that is priced by its sampler's plan has a method ``suits``, which refuses samplers without a theorem,
-        and ``steps``, the most turns of a plan.
+        Noise that is correlated over turns, and draws that are balanced over turns, have no price per answer.
+        Such a mechanism offers ``plan(event, steps)`` and such a sampler ``plan(event, steps, observer)``;
+        both receive the turn when they release or draw. Noise with a number of ``bands`` is priced by the
+        plan of a sampler that leaves at least as many turns between two possible draws of the same record.
+        Other noise that its sampler prices has a method ``suits``, which refuses samplers without a theorem,
+        and an attribute ``steps``, the largest number of turns.
         """
         mechanism, sampler = (getattr(part, "plan", None) for part in (self.mechanism, self.sampler))
         if mechanism is not None and sampler is not None:
@@ -211,17 +214,17 @@ class Query:
                 f"no theorem prices {self.mechanism!r} on draws of {self.sampler!r}: both depend on the turn"
             )
         if (most := getattr(self.mechanism, "steps", steps)) < steps:
-            raise InvalidValue(f"{self.mechanism!r} is noise for {most} turns: it has no price for {steps}")
+            raise InvalidValue(f"{self.mechanism!r} covers at most {most} turns and has no price for {steps}")
         if sampler is not None:
             one = self.mechanism.event(self.bound, budget.adjacency, True)
             return cast(Event, sampler(one, steps, budget.observer))
         price = self.price(budget)
         if mechanism is not None and isinstance(price, PersonalEvent):
-            raise Unsupported(f"no theorem prices {self.mechanism!r} on draws of personal rates")
+            raise Unsupported(f"no theorem prices {self.mechanism!r} on draws with personal sampling rates")
         return RepeatedEvent(price, steps) if mechanism is None else cast(Event, mechanism(price, steps))
 
     def promised(self, budget: Budget, steps: int) -> Event:
-        """Return the event as which one of ``steps`` promised answers is charged."""
+        """Return the event that is charged for one of ``steps`` promised answers."""
         if not self.remembers:
             return self.price(budget)
         parts = f"{self.sampler!r}, {self.mechanism!r}"
@@ -229,7 +232,7 @@ class Query:
 
 
 def refuse_bound(contribution: Contribution, bound: Bound) -> None:
-    """Refuse a bound that the contribution does not keep its terms within."""
+    """Refuse a bound that the contribution does not enforce."""
     name = type(contribution).__name__
     for attribute, example in (("honours", "farthing.queries.bounds.ROWS"), ("shape", "None")):
         if not hasattr(contribution, attribute):
@@ -240,34 +243,34 @@ def refuse_bound(contribution: Contribution, bound: Bound) -> None:
     kind = getattr(bound, "kind", None)
     if kind not in contribution.honours:
         raise Unsupported(
-            f"{name} does not keep its terms within {kind or type(bound).__name__}: it honours "
+            f"{name} does not enforce {kind or type(bound).__name__}: it honours "
             + (", ".join(contribution.honours) or "no bound")
         )
     interval = getattr(contribution, "interval", None)
     if interval is not None and not (bound.low <= interval[0] and interval[1] <= bound.high):  # type: ignore[attr-defined]
-        raise InvalidValue(f"terms of {name} lie anywhere between {interval}, beyond {bound!r}")
+        raise InvalidValue(f"terms of {name} lie in {interval}, which {bound!r} does not contain")
     least = getattr(contribution, "least", 0.0)
     if bound.norm() < least:
-        raise InvalidValue(f"terms of {name} have norms up to {least}, beyond the bound's {bound.norm()}")
+        raise InvalidValue(f"terms of {name} have norms up to {least}, above the bound's {bound.norm()}")
 
 
 def refuse_weights(contribution: Contribution, bound: Bound, mechanism: Mechanism) -> None:
-    """Refuse weights by level where a sum could move by more than they say."""
+    """Refuse weights by level where a weighted sum could change by more than the weight times the bound."""
     if not getattr(contribution, "additive", True):
-        raise Unsupported(f"{type(contribution).__name__} is no sum over records, so nobody can be weighed")
+        raise Unsupported(f"{type(contribution).__name__} is not a sum over records and cannot be weighted")
     if getattr(bound, "blank", 0.0):
-        raise Unsupported(f"{bound!r} counts a record that fails as more than 0: nobody can be weighed")
+        raise Unsupported(f"{bound!r} gives a failing record a value above 0, so records cannot be weighted")
     if getattr(mechanism, "slack", 0.0):
-        raise Unsupported(f"{mechanism!r} takes sums in float32, too coarse for weights: use rates")
+        raise Unsupported(f"{mechanism!r} adds up in float32, too coarse for weights: use sampling rates")
 
 
 def refuse_overlap(sampler: Sampler, mechanism: Mechanism) -> None:
-    """Refuse noise that is correlated over more turns than lie between two chances of a record."""
+    """Refuse noise that is correlated over more turns than lie between two possible draws of a record."""
     bands, apart = getattr(mechanism, "bands", 1), getattr(sampler, "separation", 1)
     if bands > apart:
         raise Unsupported(
-            f"noise of {bands} bands needs {bands} turns between two chances of a record, and {sampler!r} "
-            f"leaves {apart}: draw by Cyclic(sampling_rate, groups={bands})"
+            f"noise of {bands} bands needs {bands} turns between two draws of a record, and {sampler!r} "
+            f"leaves {apart}: sample with Cyclic(sampling_rate, groups={bands})"
         )
     if hasattr(mechanism, "suits"):
         mechanism.suits(sampler)
@@ -275,14 +278,14 @@ def refuse_overlap(sampler: Sampler, mechanism: Mechanism) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PerExample:
-    """A contribution made of a function from records and parameters to one row a record.
+    """A contribution made of a function from records and parameters to one row per record.
 
     Parameters
     ----------
     function : callable
-        ``function(records, w)`` returns an array with one row a record. It must work for no records at all,
-        and a row may depend on its own record only. Records for which it returns more rows or fewer count as
-        nothing, like those on which it fails.
+        ``function(records, w)`` returns an array with one row per record. It must accept an empty batch, and
+        a row may depend on its own record only. Records on which it fails, or for which it returns another
+        number of rows, contribute zero.
 
     Examples
     --------
@@ -296,11 +299,11 @@ class PerExample:
     shape: ClassVar[None] = None
 
     def bounded_sum(self, records: Any, w: Any, bound: Any) -> Array:
-        """Return the sum of all rows, each computed and clipped by ``bound``; one a record, none more."""
+        """Return the sum of the rows, each computed from one record and clipped by ``bound``."""
         found = self.function(records, w)
         known = all(hasattr(records, name) for name in ("take", "__len__"))
         if known and length(found) != len(records):
-            raise InvalidValue("a function for PerExample must return one row a record")
+            raise InvalidValue("the function of a PerExample must return one row per record")
         return summed(bound.apply, found)
 
 
@@ -310,12 +313,13 @@ class Rows:
     Parameters
     ----------
     *arrays : array
-        Arrays, sparse matrices or memory maps with one row a record.
+        Arrays, sparse matrices or memory maps with one row per record.
 
     Raises
     ------
     InvalidValue
-        If the arrays differ in length, or are lists, whose type and shape one record could change.
+        If the arrays differ in length, are lists, whose type one record could change, or data frames, whose
+        rows are found by labels that several may share.
 
     Examples
     --------
@@ -327,10 +331,10 @@ class Rows:
     __slots__ = ("arrays",)
 
     def __init__(self, *arrays: Any) -> None:
-        if not all(hasattr(array, "shape") for array in arrays):
-            raise InvalidValue("records must be arrays: a list has no type, and takes one that fits them all")
+        if any(hasattr(array, "iloc") or not hasattr(array, "shape") for array in arrays):
+            raise InvalidValue("records must be arrays (frame.to_numpy()): the type of a list is not fixed")
         if not arrays or len({length(array) for array in arrays}) != 1:
-            raise InvalidValue("arrays must have one row a record each")  # how many is no one's business
+            raise InvalidValue("arrays must have one row per record each")  # the lengths are private
         checked(length(arrays[0]))
         self.arrays = arrays
 
@@ -341,20 +345,17 @@ class Rows:
         return self.arrays[place]
 
     def take(self, indices: Indices) -> "Rows":
-        """Return the records at ``indices``; all of them cost no copy."""
-        return (
-            self
-            if isinstance(indices, slice) and indices == slice(None)
-            else Rows(*(array[indices] for array in self.arrays))
-        )
+        """Return the records at ``indices``; a full slice makes no copy."""
+        whole = isinstance(indices, slice) and indices == slice(None)
+        return self if whole else Rows(*(array[indices] for array in self.arrays))
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The place of a charge in the journal. ``ticket`` counts answers drawn from one reservation.
+    """The position of a charge in the journal. ``ticket`` counts the answers drawn from one reservation.
 
-    ``clip`` is where the query clipped one contribution, if it has such a number: public, like the query.
-    ``turn`` is how many answers of the same promise came before; 0 where nothing was promised.
+    ``clip`` is the clipping norm of the query, if it has one; it is public, like the query. ``turn`` is the
+    number of earlier answers of the same promise, 0 if nothing was promised.
     """
 
     seq: int
@@ -399,18 +400,18 @@ class Step:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run(Drawn):
-    """A finished training: the last parameters, every receipt, and why it stopped.
+    """A finished training: the last parameters, every receipt, and the reason why it stopped.
 
     Parameters
     ----------
     w : array
         The last parameters.
     steps : int
-        How many steps were taken.
+        The number of steps.
     receipts : tuple of Receipt
         Every charge, in order.
     stop_reason : str
-        Why it ended.
+        Why the training ended.
 
     Examples
     --------
@@ -425,18 +426,18 @@ class Run(Drawn):
 
 
 def until_spent(algorithm: Callable[P, Iterator[Step]]) -> Callable[P, Iterator[Step]]:
-    """Make an algorithm that asks forever end by itself when the budget is spent.
+    """Make an algorithm that queries without end stop when the budget is spent.
 
     Parameters
     ----------
     algorithm : callable
-        A generator function of `Step`.
+        A generator function that yields `Step`.
 
     Returns
     -------
     callable
-        The same function, whose generator ends where `BudgetSpent` is raised. Where not even its first step
-        fits, the error is passed on: nothing was learnt, and that is no end.
+        The same function, whose generator ends when `BudgetSpent` is raised. If not even the first step fits
+        the budget, the error is passed on.
 
     Examples
     --------
@@ -463,15 +464,15 @@ def until_spent(algorithm: Callable[P, Iterator[Step]]) -> Callable[P, Iterator[
 
 
 def run(steps: Iterable[Step], stop: Callable[[Step], bool] | None = None) -> Run:
-    """Take all steps of an algorithm.
+    """Run an algorithm to its end, or until ``stop`` returns True.
 
     Parameters
     ----------
     steps : iterable of Step
-        What the algorithm yields.
+        The steps that the algorithm yields.
     stop : callable, optional
-        A function of a step that returns True to end early. It sees public values only, so stopping costs
-        nothing.
+        A function of a step that returns True to end the run. It sees public values only, so stopping costs
+        no budget.
 
     Returns
     -------
@@ -480,7 +481,7 @@ def run(steps: Iterable[Step], stop: Callable[[Step], bool] | None = None) -> Ru
     Raises
     ------
     BudgetSpent
-        If there was no step at all.
+        If the algorithm yields no step.
 
     Examples
     --------

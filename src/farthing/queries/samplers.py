@@ -1,7 +1,7 @@
-"""Samplers: which records take part in a query, and how much that amplifies its privacy.
+"""Draw the records that take part in a query, and amplify its privacy accordingly.
 
-A sampler draws and amplifies: the event it makes is the event of the draw that ran, so a shuffled pass can
-never be charged as a Poisson sample. Draws come from the ledger's cryptographic stream.
+A sampler draws records and derives the event of that same draw, so a shuffled pass can never be charged as a
+Poisson sample. Draws come from the ledger's cryptographic stream.
 
 >>> from farthing.queries.events import GaussianEvent
 >>> Poisson(0.01).amplify(GaussianEvent(1.1))
@@ -26,36 +26,36 @@ Indices = slice | NDArray[np.int64]
 
 @runtime_checkable
 class HasEvent(Protocol):
-    """A mechanism on its own, with contributions bounded by one."""
+    """A mechanism that has an event for contributions bounded by one."""
 
     def unit_event(self) -> Event:
-        """Its event."""
+        """Return its event."""
 
 
 class Sampler(Protocol):
-    """A way to draw the records of one query.
+    """A rule that draws the records of one query.
 
-    A sampler whose draws depend on the turn, such as one that cycles through blocks, also offers
-    ``plan(event, steps, observer) -> Event``: the price of ``event`` on its draws of the turns 0 to ``steps``
-    - 1 together. ``amplify`` is then the price of turn 0 alone. A sampler that goes by levels of
-    budget (`farthing.queries.personal.Personal`) is handed the records themselves.
+    A sampler whose draws depend on the turn, such as one that cycles through groups, also offers
+    ``plan(event, steps, observer) -> Event``: the joint price of ``event`` at turns 0 to ``steps`` - 1.
+    ``amplify`` is then the price of turn 0 alone. A sampler by level of budget
+    (`farthing.queries.personal.Personal`) draws from the records themselves.
     """
 
     def draw(self, records: int, stream: Stream, turn: int = 0) -> Indices:
-        """Return the positions of those who take part in this turn, of ``records`` in all."""
+        """Return the positions of the records drawn at this turn, out of ``records`` in all."""
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
-        """Return the event of ``step`` on such a draw, before ``observer``."""
+        """Return the event of ``step`` on such a draw, as ``observer`` sees it."""
 
 
 def event_of(step: Event | HasEvent) -> Event:
-    """Return an event, or that of a mechanism on contributions bounded by one."""
-    return step if isinstance(step, Event) else step.unit_event()  # isinstance of a protocol is slow
+    """Return the event itself, or the event of a mechanism on contributions bounded by one."""
+    return step if isinstance(step, Event) else step.unit_event()  # isinstance with a protocol is slow
 
 
 @dataclass(frozen=True, slots=True)
 class Everyone:
-    """All records take part: nothing is drawn, and nothing is amplified.
+    """All records take part: nothing is sampled, and privacy is not amplified.
 
     Examples
     --------
@@ -78,12 +78,12 @@ class Poisson:
     Parameters
     ----------
     sampling_rate : float
-        The probability of a record to be in a batch, above 0 and at most 1.
+        The probability that a record is in a batch, above 0 and at most 1.
 
     Notes
     -----
-    The price is that of the noise on a Poisson sample (Zhu, Dong & Wang 2022). An observer who sees the draws
-    (`Observer.COORDINATOR`) is not fooled by them: a record that was drawn costs the full price then.
+    The price is that of the noise on a Poisson sample (Zhu, Dong & Wang 2022). Against an observer who sees
+    the draws (`Observer.COORDINATOR`) sampling does not amplify: a record that was drawn pays the full price.
 
     Examples
     --------
@@ -98,7 +98,7 @@ class Poisson:
         object.__setattr__(self, "sampling_rate", validate.rate(sampling_rate=self.sampling_rate))
 
     def draw(self, records: int, stream: Stream, turn: int = 0) -> Indices:
-        """Return the positions of the records that are drawn, of ``records`` in all."""
+        """Return the positions of the records that are drawn, out of ``records`` in all."""
         return stream.poisson_indices(self.sampling_rate, records)
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
@@ -109,45 +109,46 @@ class Poisson:
 
 @dataclass(frozen=True, slots=True)
 class TruncatedPoisson:
-    """A Poisson sample of at most ``max_batch_size`` records: of a larger one a random part is kept.
+    """A Poisson sample cut to at most ``max_batch_size`` records, chosen uniformly from those drawn.
 
     Parameters
     ----------
     sampling_rate : float
-        The probability of a record to be drawn, above 0 and at most 1.
+        The probability that a record is drawn, above 0 and at most 1.
     max_batch_size : int
-        How many of those drawn are kept at most, each set of as many with the same probability.
+        The largest batch. From a larger sample a uniformly random subset of this size is kept.
     of : int
-        A public number of records that the data never exceed; more are refused.
+        A public upper bound on the number of records; more records are refused.
 
     Notes
     -----
     **Theorem.** Let τ = P[Binomial(of - 1, sampling_rate) >= max_batch_size]. One answer with Gaussian noise
-    σ is dominated by a pair that shows, with probability τ, a Poisson sample with noise σ/2 (under
-    add-remove; under zero-out and replace-one that of replace-one), and otherwise the Poisson sample with
-    noise σ under the adjacency. It holds per record (or user), against anyone who does not see the draws, and
-    though each sum may follow from earlier answers. Pairs compose, so promises, menus and Rényi filters price
-    it, without a term of δ.
+    σ is dominated by this pair: with probability τ it reveals the pair of a Poisson sample with noise σ/2
+    (under add-remove its own pair; under zero-out and replace-one that of replace-one), and otherwise the
+    pair of the Poisson sample with noise σ under the adjacency. The theorem holds per record (or user),
+    against an observer who does not see the draws, and for sums chosen adaptively. Pairs compose, so
+    promises, menus and Rényi filters can price it. No term is added to δ.
 
     *Proof.* Let x be the record that differs, q the rate, B the largest size, and k the number of other
-    records drawn, whose law is the same in both worlds. A hockey-stick divergence is jointly convex, so
-    condition on k. If k < B nothing is cut, with x or without it: an ordinary Poisson sample with the shift
-    of the adjacency. If k >= B, let R be a random (B - 1)-subset of those k and y a random one of the rest: R
-    and y are a random B-subset, which is what is kept if x is not. Given R and y, x is kept, with R and in
-    the place of y, with probability p = q B / (k + 1) <= q. *Add-remove*: the sum moves by g(x) - g(y), at
-    most twice the bound, on a Poisson sample of rate p; rate q costs no less (mix its pair with its own
-    second part). *Zero-out, replace-one*: x, or what stands in its place, is drawn alike in both worlds, and
-    its sum differs from that of R and y by g(x) - g(y) in one and by g(x') - g(y) in the other: replace-one
-    with twice the bound on a Poisson sample. P[k >= B] grows with the number of records, so it is at most τ;
-    and what is seen with probability τ costs no less than what is seen otherwise. ∎
+    records drawn, whose distribution is the same for both neighbours. A hockey-stick divergence is jointly
+    convex, so condition on k. If k < B nothing is cut, with x or without it: this is an ordinary Poisson
+    sample with the shift of the adjacency. If k >= B, let R be a random (B - 1)-subset of those k and y a
+    random one of the others: R and y form a random B-subset, which is the batch if x is not in it. Given R
+    and y, x is in the batch, with R and in the place of y, with probability p = q B / (k + 1) <= q.
+    *Add-remove*: the sum moves by g(x) - g(y), at most twice the bound, on a Poisson sample of rate p; rate q
+    costs no less (mix its pair with its own second part). *Zero-out, replace-one*: x, or its replacement, is
+    drawn alike in both neighbours, and the sum differs from that of R and y by g(x) - g(y) in one and by
+    g(x') - g(y) in the other: replace-one with twice the bound on a Poisson sample. P[k >= B] grows with the
+    number of records, so it is at most τ; and the pair that is revealed with probability τ costs no less than
+    the other one. ∎
 
-    The published price (Chua et al. 2024, "Scalable DP-SGD: shuffling vs. Poisson subsampling") compares
-    both worlds with the sample that is not cut, and adds (1 + e^ε) τ to δ with each answer. Here a full batch
-    costs twice the shift, τ of the time. Five standard deviations above the mean that is less than 0.1 % more
-    noise in the plans that we looked at; there the published δ is above 1e-3.
+    The published price (Chua et al. 2024, "Scalable DP-SGD: shuffling vs. Poisson subsampling") compares both
+    neighbours with the sample that is not cut, and adds (1 + e^ε) τ to δ with each answer. Here a full batch
+    costs twice the shift, with probability τ. At five standard deviations above the mean, this is less than
+    0.1 % more noise in the plans that we looked at, where the published δ is above 1e-3.
 
-    An observer who sees the draws (`Observer.COORDINATOR`) sees whether a record is kept, with probability q
-    at most.
+    An observer who sees the draws (`Observer.COORDINATOR`) sees whether a record is kept, which has
+    probability at most q.
 
     Examples
     --------
@@ -166,11 +167,11 @@ class TruncatedPoisson:
             object.__setattr__(self, name, validate.count(**{name: getattr(self, name)}))
 
     def check(self, records: Sized) -> None:
-        """Refuse more records than the price was found for."""
+        """Refuse more records than the price holds for."""
         if len(records) > self.of:
             raise InvalidValue(
-                f"there are more records than of={self.of}, for which the price was found: give a public "
-                "number that the data never exceed"
+                f"there are more records than of={self.of}, for which the price holds: pass a public upper "
+                "bound on the number of records"
             )
 
     def draw(self, records: int, stream: Stream, turn: int = 0) -> Indices:
@@ -181,22 +182,22 @@ class TruncatedPoisson:
         return kept
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
-        if observer is Observer.COORDINATOR or self.max_batch_size >= self.of:  # seen, or never cut
+        if observer is Observer.COORDINATOR or self.max_batch_size >= self.of:  # draws seen, or never cut
             return Poisson(self.sampling_rate).amplify(step, observer)
         return TruncatedEvent(self.sampling_rate, self.max_batch_size, self.of, event_of(step))
 
 
 @dataclass(frozen=True, slots=True)
 class FixedSize:
-    """Exactly ``size`` of ``of`` records take part, drawn without replacement; ``of`` is public.
+    """A sample of exactly ``size`` out of ``of`` records, drawn without replacement; ``of`` is public.
 
     Parameters
     ----------
     size : int
-        How many records are drawn.
+        The number of records that are drawn.
     of : int
-        How many records there are, a public number. Where there are fewer, blank ones that contribute nothing
-        fill up, so that the rate is never above size / of whatever the data.
+        The public number of records. If there are fewer, blank records that contribute zero fill up, so that
+        the sampling rate is at most size / of for any data.
 
     Examples
     --------
@@ -230,7 +231,7 @@ def OneRecord(of: int) -> FixedSize:
     Parameters
     ----------
     of : int
-        How many records there are, a public number.
+        The public number of records.
 
     Returns
     -------
