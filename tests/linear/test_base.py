@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+import farthing as ft
 from farthing.errors import InvalidValue
 from farthing.linear import base
 from farthing.linear.base import clipped, compact, target_bounds
@@ -58,3 +59,30 @@ def test_a_label_that_cannot_be_looked_up_is_none_of_the_classes():
     labels = np.array([1, None, 0], dtype=object)
     labels[1] = np.timedelta64(3)  # of no unit: its hash raises a ValueError
     assert np.array_equal(base.codes(labels, np.array([0, 1])), [1.0, np.nan, 0.0], equal_nan=True)
+
+
+def test_a_masked_target_is_a_missing_one():
+    X, mask = np.zeros((3, 1)), [False, True, False]
+    labels = np.ma.array([1, 1, 0], mask=mask)
+    model = ft.LogisticRegression()
+    found = base.codes(model._supervised(X, labels)[1], np.array([0, 1]))
+    assert np.array_equal(found, [1.0, np.nan, 0.0], equal_nan=True)
+    numbers = model._numbers(X, np.ma.array([0.5, 0.25, 1.0], mask=mask))[1]
+    assert np.array_equal(numbers, [0.5, np.nan, 1.0], equal_nan=True)
+
+
+@pytest.mark.parametrize("classes", [[None, 1], [[0], 1], [1, "a"], ["a", 2.0], [1], [[0], [1]], {0, 1}])
+def test_classes_are_labels_of_one_kind(classes):
+    with pytest.raises(InvalidValue, match="all numbers or all texts"):
+        base.declared(classes)
+
+
+def test_bytes_are_no_texts():
+    with pytest.raises(InvalidValue, match="kind of classes"):
+        base.codes(np.array([b"a", b"b"]), np.array(["a", "b"]))
+
+
+@pytest.mark.parametrize("wrong", ["no", None, 2, 0.0])
+def test_a_flag_is_true_or_false(wrong):
+    with pytest.raises(InvalidValue, match="fit_intercept must be True or False"):
+        ft.LogisticRegression(1.0, 1e-5, fit_intercept=wrong).fit(np.ones((2, 1)), [0, 1])

@@ -206,7 +206,7 @@ class TestOneBalance:
         ft.LogisticRegression(ledger=used, solver="majority", epsilon=0.1, delta=1e-6).fit(X, Y)
         spent = used.share
         for ledger, part in ((used, {}), (fresh, {"epsilon": 1.0, "delta": 1e-6})):
-            with pytest.raises(Unsupported, match="give it a fresh ledger"):
+            with pytest.raises(Unsupported, match="pass a fresh ledger"):
                 ft.LogisticRegression(ledger=ledger, solver="sgd-ma", **part).fit(X, Y)
         assert (fresh.share, used.share) == (0.0, spent)
 

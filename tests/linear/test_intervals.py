@@ -105,5 +105,5 @@ def test_wrong_levels_and_parts_are_refused():
     with pytest.raises(InvalidValue, match="of must be"):
         model.coef_interval(0.9, of="everyone")
     model.partial_fit(X, targets(RNG, X))
-    with pytest.raises(Unsupported, match="not in parts"):
+    with pytest.raises(Unsupported, match="in one call of fit"):
         model.coef_interval()

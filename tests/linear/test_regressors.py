@@ -50,6 +50,19 @@ def test_with_an_ample_budget_quantiles_meet_scikit_learns(quantile):
     assert (model.predict(X) > REAL).mean() == pytest.approx(quantile, abs=0.01)
 
 
+@pytest.mark.parametrize("kind", [ft.HuberRegressor, ft.QuantileRegressor, ft.PoissonRegressor])
+def test_noise_on_the_constant_stays_within_the_spread_of_the_target(kind):
+    """Of a budget worth few records a model predicts about the mean, and no bound of the target."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(300, 5))
+    y = 0.5 + 0.1 * rng.normal(size=300)
+    off = []
+    for seed in range(20):
+        model = kind(0.5, 1e-6, bounds=(0, 1), target_bounds=(0, 1), random_state=seed).fit(X, y)
+        off.append(np.abs(model.predict(X) - 0.5).mean())
+    assert np.median(off) < 0.1  # 0.5 at the bounds
+
+
 def test_with_an_ample_budget_counts_meet_scikit_learns():
     model = ft.PoissonRegressor(**AMPLE, target_bounds=(0, 50)).fit(X, COUNTS)
     plain = linear_model.PoissonRegressor(alpha=0.0).fit(X, COUNTS)

@@ -145,7 +145,7 @@ class TestScore:
 
     def test_one_value_a_record(self):
         ledger = ft.Ledger(BUDGET)
-        with pytest.raises(InvalidValue, match="a record"):
+        with pytest.raises(InvalidValue, match="per record"):
             PrivateScore(ledger, 0.1, 1e-6, value=lambda true, predicted: 1.0, records=200)(NO, X, Y)
 
     def test_copies_share_the_ledger(self):

@@ -62,7 +62,7 @@ def test_the_papers_names_say_the_same() -> None:
     ("settings", "said"),
     [
         ({"gama": 1}, r"DPAGD has no setting 'gama': it has .*growth.*splits"),
-        ({"gamma": 1, "growth": 2}, "'growth' sets 'growth', which was set before"),
+        ({"gamma": 1, "growth": 2}, "'growth' sets 'growth' a second time"),
         ({"grid.width": 1}, "has no setting"),
     ],
 )
@@ -124,7 +124,7 @@ def test_batches_are_spent_by_the_filter_that_prices_them() -> None:
     basic = ft.Ledger(ft.Budget(1.0, 1e-6), filter=BasicFilter)
     ft.LogisticRegression(0.5, 1e-7, ledger=basic, solver=batches).fit(X, Y)
     assert basic.spent.epsilon == pytest.approx(0.5)
-    with pytest.raises(ft.Unsupported, match="asks batches: give it a fresh ledger with filter=RdpFilter"):
+    with pytest.raises(ft.Unsupported, match="uses batches: pass a fresh ledger with filter=RdpFilter"):
         ft.LogisticRegression(ledger=ft.Ledger(ft.Budget(1.0, 1e-6)), solver=batches).fit(X, Y)
 
 

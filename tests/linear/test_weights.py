@@ -1,5 +1,7 @@
 """Weights of records and classes, and fits that go on: what is declared, what is charged, what comes out."""
 
+import warnings
+
 import numpy as np
 import pytest
 from sklearn import linear_model
@@ -73,7 +75,7 @@ def test_regression_without_a_proof_for_weights_refuses_them(solver):
     [
         ({}, {"sample_weight": WEIGHTS}, "needs max_sample_weight"),
         ({"max_sample_weight": -1.0}, {"sample_weight": WEIGHTS}, "max_sample_weight"),
-        ({"max_sample_weight": 1.0}, {"sample_weight": WEIGHTS[:7]}, "one number a row"),
+        ({"max_sample_weight": 1.0}, {"sample_weight": WEIGHTS[:7]}, "one number per row"),
         ({"class_weight": {2: 1.0}}, {}, "not one of the classes"),
         ({"class_weight": {0: 0.0, 1: 0.0}}, {}, "above 0"),
         ({"class_weight": {0: -1.0}}, {}, "class_weight"),
@@ -124,7 +126,7 @@ def test_going_on_without_a_ledger_is_refused():
     with pytest.raises(InvalidValue, match="paid from one budget"):
         model.partial_fit(X, Y)
     regression = ft.LinearRegression(**SMALL, target_bounds=(0, 1), warm_start=True).fit(X, X[:, 0])
-    with pytest.raises(Unsupported, match="begins anew"):
+    with pytest.raises(Unsupported, match="warm_start needs solver"):
         regression.fit(X, X[:, 0])
 
 
@@ -158,10 +160,20 @@ def test_going_on_from_weights_that_another_ledger_or_nobody_paid_for_is_refused
     model = ft.LogisticRegression(0.1, 1e-7, bounds=(0, 1), ledger=ledger, solver="nonprivate")
     model.partial_fit(X, Y)
     for parameters in ({}, {"solver": "auto"}):
-        with pytest.raises(InvalidValue, match="not paid for by this ledger"):
+        with pytest.raises(InvalidValue, match="another ledger paid"):
             model.set_params(**parameters).partial_fit(X, Y)
     assert model.privacy_.epsilon == np.inf
     model = ft.LogisticRegression(**SMALL, warm_start=True).fit(X, Y)
-    with pytest.raises(InvalidValue, match="not paid for by this ledger"):
+    with pytest.raises(InvalidValue, match="another ledger paid"):
         model.set_params(ledger=ledger, epsilon=None, delta=None).fit(X, Y)
     assert ledger.share == 0.0
+
+
+@pytest.mark.parametrize("weight", [1e308, -1e308, np.inf, 5e-324])
+def test_a_weight_beyond_floats_is_clamped_without_a_warning(weight):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shares, most = weights.read(np.array([0.25, weight]), 0.5, 2)
+    assert most == 0.5
+    assert shares[0] == 0.5
+    assert shares[1] in (0.0, 1.0, 1e-323)

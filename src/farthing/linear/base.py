@@ -1,6 +1,6 @@
-"""The base of the estimators: scikit-learn's checks, and a budget of their own or a part of a ledger's.
+"""Provide the base of the estimators: scikit-learn's checks, and a budget or a part of a ledger's.
 
-Check the bounds and classes that estimators are given, clip rows to bounds, and find labels among classes.
+This module also checks declared bounds and classes, clips rows to bounds, and encodes labels by class.
 
 >>> clipped(np.array([[-1.0, 5.0]]), np.zeros(2), np.array([1.0, 2.0])).tolist()
 [[0.0, 2.0]]
@@ -27,12 +27,13 @@ from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
 from farthing.noise.lattice import SeededStream
 from farthing.queries import arrays
+from farthing.statistics.spending import spendable
 
 PUBLIC_SIZE = "the number of records is taken as public"
 
 
 class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
-    """The base of all estimators: scikit-learn's checks, and a budget or a part of a ledger's."""
+    """The base of all estimators: scikit-learn's checks, and a budget or a part of a ledger's budget."""
 
     epsilon: float | None
     delta: float | None
@@ -41,7 +42,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     random_state: Any
 
     def _remember(self, given: dict[str, Any]) -> None:
-        """Set every parameter of ``__init__`` as it was given: the local variables there, nothing else."""
+        """Set every parameter of ``__init__`` as an attribute, from the local variables there."""
         for name, value in given.items():
             if name != "self":
                 setattr(self, name, value)
@@ -52,22 +53,23 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         return tags
 
     def _checked(self, X: Any, *, reset: bool = True, training: bool = False) -> Any:
-        """A table of real numbers as wide as (``reset``: from now on as wide as) that of `fit`.
+        """Return a table of real numbers with as many columns as that of `fit` (``reset``: sets this number).
 
-        Rows to predict must be finite. Where a pipeline hands ``training`` rows through a transformer that is
-        paid for, no record may decide whether they are refused: the estimator behind counts it as nothing.
+        Rows to predict must be finite. For ``training`` rows that a pipeline passes through a private
+        transformer, no record may decide whether they are refused: the next estimator counts rows that are
+        not finite as zero.
         """
         table = arrays.features(X)
         if table.shape[1] == 0:
             raise InvalidValue("features: found 0 feature(s) (shape=(, 0)) while a minimum of 1 is required.")
         if reset and table.shape[0] == 0 and self.records is None:
-            raise InvalidValue("features: found 0 sample(s), and their number is taken as public")
+            raise InvalidValue("features: found 0 sample(s) (the number of records is taken as public)")
         refuses = not reset and not training
         if refuses and not np.isfinite(table.data if hasattr(table, "indptr") else table).all():
             raise InvalidValue("rows to predict must hold finite numbers only, without NaN or infinity")
         refused: FarthingError
         try:
-            # width and names of columns; those of a list are not read from its first row
+            # width and column names; a list has none that could come from its first row
             named = table if isinstance(X, list | tuple) else X
             validate_data(self, named, reset=reset, skip_check_array=True)
             return table
@@ -78,31 +80,31 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         raise refused
 
     def _supervised(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
-        """A table and one target, of whatever kind, a row."""
+        """Return a table and one target per row, of any type."""
         table = self._checked(X)
         if y is None:
             raise InvalidValue(f"{type(self).__name__} requires y to be passed, but the target y is None")
-        said = "targets must be one number or label a row"
-        if not arrays.typed(y):  # none may follow from a record
+        said = "targets must be one number or label per row"
+        if not arrays.typed(y) or isinstance(y, np.ma.MaskedArray):  # the type must not depend on a record
             values = arrays.column(y, "targets")
         else:
             values = arrays.attempt(lambda: column_or_1d(y, warn=True), said=said)
         if len(values) != table.shape[0]:
-            raise InvalidValue(said)  # how many there are is no one's business
+            raise InvalidValue(said)  # the lengths are private
         return table, np.asarray(values)
 
     def _numbers(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
-        """A table and one number a row, of any real type."""
+        """Return a table and one number per row, of any real type."""
         table, values = self._supervised(X, y)
         given = y if isinstance(y, list | tuple) else values
         return table, arrays.target(given)
 
     def _people(self, budgets: Any, records: int) -> PersonalBudgets:
-        """Everybody's level of budget, in the ledger's levels if there is one."""
+        """Return the budget level of every record, as levels of the ledger if there is one."""
         if self.epsilon is not None:
-            raise InvalidValue("epsilon must be None with budgets, which say it for everybody")
+            raise InvalidValue("epsilon must be None with budgets, which set it for each record")
         if self.records is not None:
-            raise InvalidValue("records must be None with budgets: how many have which budget is public")
+            raise InvalidValue("records must be None with budgets, whose number is public")
         rule = None if self.ledger is None else self.ledger.filter
         if rule is not None and not isinstance(rule, PersonalFilter):
             raise InvalidValue(
@@ -111,7 +113,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             )
         people = PersonalBudgets(budgets, epsilons=None if rule is None else rule.epsilons)
         if len(people) != records:
-            raise InvalidValue("budgets must be one epsilon a row")  # how many there are is no one's business
+            raise InvalidValue("budgets must be one epsilon per row")  # the lengths are private
         return people
 
     def _own_ledger(
@@ -120,14 +122,15 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         filter: Callable[[Budget], Filter] | None = GdpFilter,
         people: PersonalBudgets | None = None,
     ) -> Ledger:
-        """The ledger that this fit may spend to its end. A part of a ``shared`` one is charged here.
+        """Return the ledger that this fit may spend to its end; charge a part of a ``shared`` one.
 
-        ``filter`` is how the method likes to spend; None if it promises a plan.
+        ``filter`` is the method's preferred filter; None if it promises a plan.
         """
+        shared = spendable(shared)
         if shared is None:
             epsilon = self.epsilon if people is None else people.epsilons[-1]
             if epsilon is None or self.delta is None:
-                raise InvalidValue("give epsilon and delta, or a ledger to spend from")
+                raise InvalidValue("pass epsilon and delta, or a ledger to spend from")
             relation = validate.choice(Adjacency, adjacency=self.adjacency or Adjacency.ADD_REMOVE)
             budget = Budget(epsilon, self.delta, relation)
             return Ledger(budget, filter=people or filter, stream=self._stream())
@@ -139,20 +142,18 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             )
         if people is not None:
             if self.delta is not None or shared.share > 0:
-                raise Unsupported("personal budgets are spent as a whole: give a fresh ledger, and no delta")
+                raise Unsupported("personal budgets are spent as a whole: pass a fresh ledger, and no delta")
             return shared
         if isinstance(shared.filter, BasicFilter):
             return shared.allot(self.epsilon, self.delta, filter=filter)
-        if (
-            filter is None or filter is RdpFilter
-        ):  # these need a ledger of their own: this one, if it is unused
+        if filter is None or filter is RdpFilter:  # these need a separate ledger: this one, if it is unused
             fits = filter is None or isinstance(shared.filter, RdpFilter | MenuFilter)
             if fits and self.epsilon is None and self.delta is None and shared.share == 0:
                 return shared
-            kind = "promises a plan" if filter is None else "asks batches"
+            kind = "promises a plan" if filter is None else "uses batches"
             unused = "a fresh ledger" + ("" if filter is None else " with filter=RdpFilter")
             raise Unsupported(
-                f"solver {self.solver!r} {kind}: give it {unused} and no epsilon, or a ledger with "
+                f"solver {self.solver!r} {kind}: pass {unused} and no epsilon, or a ledger with "
                 "filter=BasicFilter"
             )
         return shared.allot(self.epsilon, self.delta)
@@ -168,7 +169,7 @@ Array = NDArray[np.float64]
 
 
 def clipped(X: Any, low: Array, high: Array) -> Any:
-    """Return rows clipped to their bounds; zeros that are not stored stay so where they can."""
+    """Return rows clipped to their bounds; sparse tables stay sparse where possible."""
     if not hasattr(X, "indptr"):
         return np.clip(X, low, high)
     if (low > 0).any() or (high < 0).any():
@@ -178,16 +179,16 @@ def clipped(X: Any, low: Array, high: Array) -> Any:
     return X
 
 
-_FEWEST, _MOST = 2**14, 2**28  # entries of tables that are worth a compact copy, and that may have one
+_FEWEST, _MOST = 2**14, 2**28  # table sizes, in entries, for which a compact copy pays off
 _BLOCK = 2**18
 
 
 def compact(X: Any, bounds: Any, records: int) -> tuple[Any, Any]:
-    """Return a table and its bounds: mapped onto [0, 1], in float32, where that makes passes faster.
+    """Return a table and its bounds, mapped onto [0, 1] in float32 if this makes passes faster.
 
-    A row is mapped by itself and by public numbers. One that is not finite becomes NaN, which counts as
-    nothing. Files (`numpy.memmap`), sparse tables and very large ones stay as they are. ``records`` is the
-    public number of them: were it the table's own where that is private, one record more might round all.
+    Each row is mapped by itself with public numbers. A row that is not finite becomes NaN and counts as zero.
+    Files (`numpy.memmap`), sparse tables and very large ones are left unchanged. ``records`` is the public
+    number of records: with a private number, one more record might change the rounding of all.
     """
     low, high = limits(bounds, X)
     unmapped = not low.any() and bool((high == 1).all())
@@ -213,17 +214,17 @@ def compact(X: Any, bounds: Any, records: int) -> tuple[Any, Any]:
 
 
 class PrivateClassifierMixin(ClassifierMixin):  # type: ignore[misc]
-    """scikit-learn's classifier, which warns of test labels that were not declared."""
+    """scikit-learn's classifier mixin, with a warning about undeclared test labels."""
 
     classes_: NDArray[Any]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the share of rows whose label is predicted, without noise: outside of any guarantee."""
+        """Return the accuracy without noise, which no guarantee covers."""
         accuracy = float(super().score(X, y, sample_weight))
         if np.isnan(codes(np.ravel(y), self.classes_)).any():
             warnings.warn(
                 f"some labels of y are not among classes={self.classes_.tolist()}: they are never predicted, "
-                "and training rows that have them counted as nothing. Declare every label with classes=[...]",
+                "and training rows with them count as zero. Declare every label with classes=[...]",
                 UserWarning,
                 stacklevel=2,
             )
@@ -236,30 +237,35 @@ def target_bounds(bounds: tuple[float, float] | None) -> tuple[float, float]:
         low, high = bounds  # type: ignore[misc]
     except (TypeError, ValueError):
         raise InvalidValue(f"declare target_bounds=(low, high) of the target, got {bounds!r}") from None
-    if not validate.finite(low=low) < validate.finite(high=high):
-        raise InvalidValue(f"target_bounds must be (low, high) with low < high, got {bounds!r}")
+    if not validate.interval(validate.finite(low=low), validate.finite(high=high)):
+        raise InvalidValue(f"target_bounds must be (low, high) with {validate.APART}, got {bounds!r}")
     return float(low), float(high)
 
 
 def declared(classes: ArrayLike) -> NDArray[Any]:
     """Return the declared classes, sorted."""
-    known = np.unique(np.asarray(classes))
-    if np.ndim(classes) != 1 or known.size < 2:
-        raise InvalidValue(f"classes must list two labels or more, not one class or none; got {classes!r}")
+    few = "classes must list two labels or more, not one class or none, all numbers or all texts"
+    said = f"{few}; got {classes!r}"
+    labels = arrays.attempt(lambda: np.asarray(classes), said=said)
+    known = arrays.attempt(np.unique, labels, said=said)
+    if labels.ndim != 1 or known.size < 2:
+        raise InvalidValue(said)
+    if known.dtype.kind in "US" and len({isinstance(label, str | bytes) for label in classes}) > 1:  # type: ignore[union-attr]
+        raise InvalidValue(said)  # numpy would make texts of all
     if known.dtype.kind == "f" and not (np.isfinite(known) & (known == np.rint(known))).all():
         raise InvalidValue("Unknown label type: classes must be whole numbers or texts, these are continuous")
     return known
 
 
 def codes(y: NDArray[Any], classes: NDArray[Any], filed: bool = False) -> Array:
-    """Return the place of every label among the classes, NaN for one that is not declared.
+    """Return the index of every label among the classes, NaN for an undeclared one.
 
-    Those of a long table that lies in a file lie in a file, too (``filed``).
+    For a long table that lies in a file the result lies in a file too (``filed``).
     """
     if "O" in (y.dtype.kind, classes.dtype.kind):
         known = {label: place for place, label in enumerate(classes.tolist())}
         return np.array([_place(label, known) for label in y.tolist()], dtype=np.float64)
-    texts = [values.dtype.kind in "US" for values in (y, classes)]
+    texts = [values.dtype.kind if values.dtype.kind in "US" else "" for values in (y, classes)]
     if texts[0] != texts[1] or y.dtype.kind not in "biufUS":
         raise InvalidValue(
             f"y must hold labels of the kind of classes={classes.tolist()}, got {y.dtype.type.__name__}"
@@ -274,5 +280,5 @@ def codes(y: NDArray[Any], classes: NDArray[Any], filed: bool = False) -> Array:
 def _place(label: Any, known: dict[Any, int]) -> float:
     try:
         return float(known.get(label, np.nan))
-    except Exception:  # nothing that could be looked up
+    except Exception:  # not hashable or not comparable
         return float("nan")

@@ -1,10 +1,10 @@
-"""Budget schedules: how much noise each answer of a method gets, so that all of them fit one budget.
+"""Divide a budget among the answers of a method: how much noise each answer gets.
 
-`BudgetSchedule` divides μ² of Gaussian DP among Gaussian answers. Its parts are fixed ahead and add up to at
-most 1, so the filter never refuses one. By adaptive composition of Gaussian mechanisms (Dong, Roth & Su 2022,
-Cor. 3.3) the whole is μ-GDP, also where a bound, a map or a weight follows from earlier answers: the noise
-moves with the bound, and the price stays. Gaussian answers with μ₁, μ₂, ... cost Σμᵢ² in every filter that
-prices them (`gaussian_mu`).
+`BudgetSchedule` divides μ² of Gaussian DP among Gaussian answers. Its parts are fixed in advance and add up
+to at most 1, so the filter never refuses one. By adaptive composition of Gaussian mechanisms (Dong, Roth & Su
+2022, Cor. 3.3) the whole is μ-GDP, also if a bound, a map or a weight depends on earlier answers: the noise
+scales with the bound, and the price stays the same. Gaussian answers with μ₁, μ₂, ... cost Σμᵢ² in every
+filter that prices them (`gaussian_mu`).
 
 >>> import farthing as ft
 >>> from farthing.linear.losses import (LinearGradient, Gram, logistic)
@@ -18,9 +18,9 @@ prices them (`gaussian_mu`).
 >>> ledger.affords(GaussianEvent(noise), times=4), ledger.affords(GaussianEvent(noise), times=5)
 (True, False)
 
-`Pricing` is for methods that decide on the way what an answer may cost. A price is a ρ of zCDP, as if
-everybody were asked. Everybody is, through a `ZcdpFilter`, or a Poisson batch, which an `RdpFilter` charges
-with less. Either filter allows prices that are chosen on the way.
+`Pricing` is for methods that choose the price of an answer adaptively. A price is a ρ of zCDP for a query to
+all records. Queries go to all records under a `ZcdpFilter`, or to a Poisson batch under an `RdpFilter`, which
+charges less. Either filter allows adaptive prices.
 
 >>> gradient = Query(Everyone(), LinearGradient(logistic, Features(2)), ft.ClipNorm(1.0), Gaussian(1.0))
 >>> round(Pricing.of(Budget(1.0, 1e-6)).each([(gradient, 1.0)], splits=50), 6)
@@ -49,13 +49,13 @@ from farthing.queries.mechanisms import Gaussian
 from farthing.queries.query import Answer, Contribution, Query, Receipt
 from farthing.queries.samplers import Everyone, Poisson
 
-_ROUNDED = 1 - 1e-9  # so that parts, added up in floats, still fit
+_ROUNDED = 1 - 1e-9  # so that float sums of parts still fit
 _HALVINGS = 40
-_REMAINDER = 2.0**-27  # what rounding leaves of a budget that is spent
+_REMAINDER = 2.0**-27  # rounding may leave this share of a spent budget
 
 
 def refuse_remainder(ledger: Ledger, kind: str) -> None:
-    """Raise `BudgetSpent` where only what rounding leaves is left."""
+    """Raise `BudgetSpent` if only a rounding error of the budget is left."""
     if 1 - ledger.share < _REMAINDER:
         raise BudgetSpent(f"nothing that {kind} could use is left of {ledger.budget}")
 
@@ -63,7 +63,7 @@ def refuse_remainder(ledger: Ledger, kind: str) -> None:
 def gaussian_mu(ledger: Ledger) -> float:
     """Return the largest μ such that Gaussian answers with Σμᵢ² = μ² fit what the ledger has left.
 
-    Of personal budgets the μ of the largest; the others are weighed (`farthing.accounting.personal`).
+    For personal budgets it is the μ of the largest; the others have weights (`farthing.accounting.personal`).
     """
     shift, sampler = ledger.budget.adjacency.shift, everyone(ledger.filter)
 
@@ -91,7 +91,7 @@ def noise_of(bound: Bound, adjacency: Adjacency, mu: float) -> float:
 
 
 def choice_epsilon(ledger: Ledger, choices: int = 1) -> float:
-    """Return the largest ε at which ``choices`` of an exponential mechanism fit what is left."""
+    """Return the largest ε at which ``choices`` exponential mechanisms fit the remaining budget."""
 
     def fits(epsilon: float) -> bool:
         return ledger.affords(BoundedRangeEvent(epsilon), choices)
@@ -108,32 +108,31 @@ def choice_epsilon(ledger: Ledger, choices: int = 1) -> float:
     return low * _ROUNDED
 
 
-_LEAST = 2.0**-10  # of μ: a millionth of μ²
+_LEAST = 2.0**-10  # a fraction of μ: a millionth of μ²
 
 
 class BudgetSchedule:
-    """A plan that divides what is left of a ledger's budget among Gaussian means.
+    """A plan that divides the remaining budget of a ledger among Gaussian means.
 
-    ``records`` is the public number of records (weighed, where budgets are personal), by which sums are
-    divided.
+    ``records`` is the public number of records (weighted, for personal budgets), the divisor of sums.
     """
 
     def __init__(self, ledger: Ledger, records: int) -> None:
         self.ledger, self.records, self.mu = ledger, records, gaussian_mu(ledger)
         self._sampler = everyone(ledger.filter)
-        if self.mu < _LEAST * ledger.budget.mu:  # what rounding leaves of a part handed on
+        if self.mu < _LEAST * ledger.budget.mu:  # a rounding error of a spent part
             raise BudgetSpent(f"nothing that a Gaussian answer could use is left of {ledger.budget}")
         self._receipts: list[Receipt] = []
 
     def deviation(self, part: float, bound: Bound) -> float:
-        """Return the noise on a mean of contributions so bounded, in units of ``bound.scale``."""
+        """Return the noise on a mean of contributions with this bound, in units of ``bound.scale``."""
         return self._noise(part, bound) * bound.norm() / self.records
 
     def _noise(self, part: float, bound: Bound) -> float:
         adjacency, mu = self.ledger.budget.adjacency, self.mu * math.sqrt(part)
         if isinstance(self._sampler, Everyone):
             return noise_of(bound, adjacency, mu)
-        return adjacency.shift / mu  # what a weight is priced by, whatever a bound knows of replaced records
+        return adjacency.shift / mu  # weights are priced by the general shift, not by the bound's sensitivity
 
     def mean(
         self,
@@ -143,26 +142,26 @@ class BudgetSchedule:
         w: Any = None,
         mechanism: type[Gaussian] = Gaussian,
     ) -> tuple[NDArray[np.float64], float]:
-        """Ask for a mean that costs ``part`` of μ²; return it with its noise (`deviation`)."""
+        """Query a mean that costs ``part`` of μ²; return it with its noise (`deviation`)."""
         noise = mechanism(self._noise(part, bound))
         answer = self.ledger.ask(Query(self._sampler, contribution, bound, noise), w)
         self._receipts.append(answer.receipt)
         return answer.value / self.records, self.deviation(part, bound)
 
     def receipts(self) -> tuple[Receipt, ...]:
-        """Return the receipts since the last call: those that a `Step` carries."""
+        """Return the receipts since the last call, for a `Step`."""
         receipts, self._receipts = tuple(self._receipts), []
         return receipts
 
 
-_REFERENCE = 1e6  # noise at which a price is read off: there it falls with the square of the noise, exactly
+_REFERENCE = 1e6  # a noise at which the price is proportional to 1 / noise²
 
 
 @dataclass(frozen=True, slots=True)
 class Pricing:
-    """A price list in zCDP: the noise that a ρ buys, on everybody or on batches of a ``sampling_rate``.
+    """A price list in zCDP: the noise for a ρ, on all records or on batches of a ``sampling_rate``.
 
-    ``rho`` is what a run may use of the budget, by default all of it.
+    ``rho`` is the part of the budget that a run may use, by default all of it.
     """
 
     rule: ZcdpFilter
@@ -175,7 +174,7 @@ class Pricing:
         if sampling_rate is not None:
             validate.rate(sampling_rate=sampling_rate)
             if rho is not None:
-                raise InvalidValue("rho is of zCDP, which batches do not use: leave rho or sampling_rate out")
+                raise InvalidValue("rho is for zCDP, which batches do not use: pass rho or sampling_rate")
             if budget.adjacency is Adjacency.REPLACE_ONE:
                 raise Unsupported(
                     "no price of a choice on a batch is known under replace-one: leave sampling_rate out"
@@ -190,7 +189,7 @@ class Pricing:
         return ZcdpFilter if self.sampling_rate is None else RdpFilter
 
     def query(self, query: Query, rho: float) -> Query:
-        """Return the query with the noise at which ``rho`` asks everybody, on a batch if there is a rate."""
+        """Return the query at the noise that costs ``rho`` on all records, on a batch if there is a rate."""
         found = at_price(query, rho, self.rule)
         return found if self.sampling_rate is None else replace(found, sampler=Poisson(self.sampling_rate))
 
@@ -214,7 +213,7 @@ class Pricing:
         return _largest(fits, self.rho / splits)
 
     def rho_of(self, query: Query, noise: float) -> float:
-        """Return the ρ that asking everybody with this noise costs."""
+        """Return the ρ of a query to all records with this noise."""
         asked = _with_noise(query, validate.positive(noise_multiplier=noise))
         return self.rule.cost(asked.price(self.rule.budget))[0]
 
@@ -223,7 +222,7 @@ class Pricing:
 
 
 def _largest(fits: Callable[[float], bool], start: float) -> float:
-    """Return the largest number that fits, or up to 1e-4 of it less."""
+    """Return the largest number that fits, to within a relative error of 1e-4 below it."""
     low = start
     while not fits(low):
         low /= 2
@@ -237,7 +236,7 @@ def _largest(fits: Callable[[float], bool], start: float) -> float:
 
 
 class Limited:
-    """A ledger that ends when its answers cost ``pricing.rho`` of zCDP together, whatever it has left."""
+    """A ledger that ends when its answers cost ``pricing.rho`` of zCDP in all."""
 
     def __init__(self, ledger: Ledger, pricing: Pricing) -> None:
         self._ledger, self._pricing, self._spent = ledger, pricing, pricing.rule.start()

@@ -1,4 +1,4 @@
-"""scikit-learn estimators whose fit spends a privacy budget, and nothing but that budget.
+"""Provide scikit-learn estimators whose fit spends a privacy budget.
 
 >>> import numpy as np
 >>> import farthing as ft
@@ -9,15 +9,15 @@
 >>> print(model.privacy_)
 (1, 1e-06)-DP, add-remove, per record, against anyone, by gdp [the number of records is taken as public]
 
-What must be known beforehand is declared, never learnt from the records: the classes, the bounds of features
-and target, the number of records (``records``; by default the table's own length, taken as public). The form
-of the arrays is checked (type, width), their values are not: a row with a missing value, or with a label that
-is not declared, counts as nothing, because an error would tell of a record for which nobody has paid. Check
-``np.isfinite(X).all()`` and ``np.isin(y, classes).all()`` yourself where nobody else sees what comes out.
+Facts that the fit needs in advance are declared, never learnt from the records: the classes, the bounds of
+features and target, the number of records (``records``; by default the length of the table, taken as public).
+The form of the arrays (type, width) is checked, their values are not: a row with a missing value, or with an
+undeclared label, counts as zero, because an error would reveal a record that nobody has paid for. Check
+``np.isfinite(X).all()`` and ``np.isin(y, classes).all()`` yourself where nobody else sees the result.
 
-With ``ledger`` a fit takes a part of that ledger's budget: (``epsilon``, ``delta``) of it, or what is left.
-`clone`, `GridSearchCV` and `joblib` copy the estimator but never a balance: all copies spend from one
-ledger, and a fit that does not fit raises `BudgetSpent`. Scores on held-out folds are not accounted for.
+With ``ledger`` a fit takes a part of that ledger's budget: (``epsilon``, ``delta``) of it, or the remainder.
+`clone`, `GridSearchCV` and `joblib` copy the estimator but never the balance: all copies spend from one
+ledger, and a fit that exceeds it raises `BudgetSpent`. Scores on held-out folds are not accounted for.
 """
 
 from typing import Any, ClassVar, Self
@@ -48,10 +48,10 @@ _CLASSIFIER = f"""
     ----------
     {BUDGET.strip()}
     classes : array-like, default (0, 1)
-        Every label that may occur. Declared, because a label that occurs once names a record.
+        Every label that may occur. Declared, because a label that occurs once identifies a record.
     class_weight : dict or "balanced", optional
-        Public weights by class, 1 where none is given; "balanced" buys class totals with 0.02 of μ² and
-        weighs all classes alike.
+        Public weights by class, 1 for classes that are not listed; "balanced" buys class totals with 0.02 of
+        μ² and gives all classes the same total weight.
     {BOUNDS.strip()}
     {PARAMETERS.strip()}
 
@@ -64,9 +64,9 @@ _CLASSIFIER = f"""
 
     Notes
     -----
-    The guarantee is (ε, δ) of the budget under its adjacency, per record, against anyone who sees all that
-    was released, by the theorem of the solver (docs/methods.md). A row with a missing value or with a label
-    that is not declared counts as nothing.
+    The guarantee is (ε, δ) of the budget under its adjacency, per record, against an observer of everything
+    that was released, by the theorem of the solver (docs/methods.md). A row with a missing value or an
+    undeclared label counts as zero.
 
     Examples
     --------
@@ -78,9 +78,9 @@ _CLASSIFIER = f"""
 
 
 class _PrivateClassifier(base.PrivateClassifierMixin, PrivateLinear):
-    """A classifier whose declared classes become 0, 1, ..., K-1: one weight vector for two, K for more."""
+    """A classifier with declared classes as 0, 1, ..., K-1: one weight vector for two classes, K for more."""
 
-    losses: ClassVar[tuple[Loss, Loss]]  # for two classes, and for more
+    losses: ClassVar[tuple[Loss, Loss]]  # for two classes, and for more than two
 
     def __init__(
         self,
@@ -102,18 +102,18 @@ class _PrivateClassifier(base.PrivateClassifierMixin, PrivateLinear):
         self._remember(locals())
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, budgets: Any = None) -> Self:
-        """Check everything, charge the budget, and train until it is spent.
+        """Check the arguments, charge the budget, and train until it is spent.
 
-        ``sample_weight`` is private, at most ``max_sample_weight``. ``budgets`` are public and give each row
-        an ε of its own, with ``delta`` or a ledger of such levels.
+        ``sample_weight`` is private and at most ``max_sample_weight``. ``budgets`` are public and give each
+        row its own ε, with ``delta`` or a ledger of these levels.
         """
         return self._fit(X, y, self.classes, sample_weight, budgets)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
-        """Charge another part of the ledger, train on these rows, and average with the weights before.
+        """Charge another part of the ledger, train on these rows, and average with the earlier weights.
 
-        The first call is a `fit`, for which ``classes`` may be declared here. Later ones begin at the
-        released weights, and weigh the new ones by the number of rows.
+        The first call is a `fit`, for which ``classes`` may be declared here. Later calls begin at the
+        released weights and average by the number of rows.
         """
         if more := hasattr(self, "_released"):
             self._checked(X, reset=False, training=True)
@@ -141,12 +141,12 @@ class _PrivateClassifier(base.PrivateClassifierMixin, PrivateLinear):
         return self
 
     def decision_function(self, X: Any) -> Array:
-        """Return the signed distance from the border, or one score a class."""
+        """Return the signed distance from the decision boundary, or one score per class."""
         scores = np.asarray(self._rows(X) @ self.coef_.T + self.intercept_)
         return scores.ravel() if scores.shape[1] == 1 else scores
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Return the likeliest class of every row."""
+        """Return the most likely class of every row."""
         scores = self.decision_function(X)
         places = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
         return np.asarray(self.classes_[places])
@@ -174,7 +174,7 @@ class LogisticRegression(_PrivateClassifier):
         return np.asarray(log_softmax(scores, axis=1))
 
     def to_sklearn(self) -> Any:
-        """Return the model as scikit-learn's own, ready to predict."""
+        """Return the fitted model as an estimator of scikit-learn."""
         return self._exported(linear_model.LogisticRegression(), self.coef_, self.intercept_)
 
 
@@ -189,7 +189,7 @@ class LinearSVC(_PrivateClassifier):
     losses = (huber_hinge, one_against_rest)
 
     def to_sklearn(self) -> Any:
-        """Return the model as scikit-learn's own, ready to predict."""
+        """Return the fitted model as an estimator of scikit-learn."""
         return self._exported(svm.LinearSVC(), self.coef_, self.intercept_)
 
 
@@ -209,17 +209,17 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):  # type: ignore[misc]
         return bounds
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, budgets: Any = None) -> Self:
-        """Check everything, charge the budget, and train until it is spent.
+        """Check the arguments, charge the budget, and train until it is spent.
 
-        ``sample_weight`` is private, at most ``max_sample_weight``. ``budgets`` are public and give each row
-        an ε of its own, with ``delta`` or a ledger of such levels.
+        ``sample_weight`` is private and at most ``max_sample_weight``. ``budgets`` are public and give each
+        row its own ε, with ``delta`` or a ledger of these levels.
         """
         return self._fit(X, y, sample_weight, budgets)
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Charge another part of the ledger, train on these rows, and average with the weights before.
+        """Charge another part of the ledger, train on these rows, and average with the earlier weights.
 
-        New weights count by the number of rows. The first call is a `fit`.
+        The average is by the number of rows. The first call is a `fit`.
         """
         if more := hasattr(self, "_released"):
             self._checked(X, reset=False, training=True)
@@ -232,9 +232,12 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):  # type: ignore[misc]
         X, numbers = self._numbers(X, y)
         scaled = raw.scratch(len(numbers), isinstance(X, np.memmap))
         for part in raw.slices(len(numbers)):
-            some = np.asarray(numbers[part], dtype=np.float64)
-            shares = (np.clip(some, low, high) - low) / (high - low)
-            scaled[part] = np.where(np.isfinite(some), shares, np.nan)
+            some, to = np.asarray(numbers[part], dtype=np.float64), scaled[part]
+            np.clip(some, low, high, out=to)
+            to -= low
+            to /= high - low
+            if not (finite := np.isfinite(some)).all():
+                to[~finite] = np.nan
         weights = None
         if sample_weight is not None:
             shares, most = weighing.read(sample_weight, self.max_sample_weight, len(scaled))
@@ -245,7 +248,7 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):  # type: ignore[misc]
         return self
 
     def _in_units(self, u: Array, constant: float) -> tuple[Array, float]:
-        """Return weights and constant in the target's own unit."""
+        """Return weights and constant in the unit of the target."""
         low, high = self._range
         return u * (high - low), constant * (high - low) + low
 
@@ -253,14 +256,14 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):  # type: ignore[misc]
         return super()._unit_of_coefficients() * (self._range[1] - self._range[0])
 
     def predict(self, X: Any) -> Array:
-        """Return what is predicted of every row, within ``target_bounds``."""
+        """Return the prediction for every row, within ``target_bounds``."""
         return np.asarray(np.clip(self._rows(X) @ self.coef_ + self.intercept_, *self._range))
 
     def to_sklearn(self) -> Any:
-        """Return the model as scikit-learn's own, ready to predict: a `TransformedTargetRegressor`.
+        """Return the fitted model as a `TransformedTargetRegressor` of scikit-learn.
 
-        Its linear model tells where between the target's bounds a row lies, from 0 to 1; two quantiles make a
-        number of that, and of what is beyond them the bound.
+        Its linear model predicts the position of a row between the target's bounds, from 0 to 1; a
+        transformer maps it back to the target and clips it to the bounds.
         """
         check_is_fitted(self)
         inner, (low, high) = self._inner(), self._range
@@ -270,13 +273,13 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):  # type: ignore[misc]
         return model
 
     def _inner(self) -> Any:
-        """Return the model of a target mapped onto [0, 1], as scikit-learn's own."""
+        """Return the model of a target mapped onto [0, 1] as an estimator of scikit-learn."""
         (low, high), model = self._range, linear_model.LinearRegression()
         return self._exported(model, self.coef_ / (high - low), (self.intercept_ - low) / (high - low))
 
 
 class LinearRegression(PrivateRegressor):
-    __doc__ = f"""Least squares, with a ridge penalty if asked for, within a privacy budget.
+    __doc__ = f"""Least squares, with an optional ridge penalty, within a privacy budget.
 
     Parameters
     ----------

@@ -1,12 +1,12 @@
 """Fit linear models: the base of the estimators, from rows and a public problem to weights on raw rows.
 
-A fit reads its declared bounds, buys what is not declared (bounds, totals of weights), and lets a method of
-`farthing.linear.solvers` spend the rest of its ledger. The texts of parameters that estimators share stand
-here as well.
+A fit checks its declared bounds, buys what is not declared (bounds, totals of weights), and lets a method of
+`farthing.linear.solvers` spend the rest of its ledger. Docstrings of parameters that estimators share are
+also here.
 
-``bounds="private"`` buys the bounds of features where nobody can declare them. The fit's own ledger pays: a
-share of its μ² (or ρ) goes to `farthing.statistics.ranges`, and the method spends what is left, so that the
-whole fit is within its budget by the ledger's filter. The bounds are released with the model.
+``bounds="private"`` buys the bounds of features if nobody can declare them. The fit's ledger pays: a share of
+its μ² (or ρ) goes to `farthing.statistics.ranges`, and the method spends the remainder, so that the whole fit
+is within its budget by the ledger's filter. The bounds are released with the model.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -36,7 +36,7 @@ from farthing.linear.solvers import PURE, Solver, SolverMethod
 from farthing.linear.weights import RecordWeights, over
 from farthing.queries.query import Step, until_spent
 from farthing.statistics import ranges
-from farthing.statistics.spending import Allowance
+from farthing.statistics.spending import Allowance, spendable
 
 Array = NDArray[np.float64]
 Algorithm = Callable[[Ledger, Problem], Iterator[Step]]
@@ -62,7 +62,7 @@ def steps_of(method: SolverMethod, ledger: Ledger, problem: Problem) -> Iterator
 
 
 def checked_step(step: Any, problem: Problem) -> Step:
-    """Return a solver's step; `InvalidValue` where it is none, or its weights are not the problem's."""
+    """Return a solver's step; raise `InvalidValue` if its type or the shape of its weights is wrong."""
     sizes = f"{problem.width} weights and a constant" + f" for each of {problem.outputs}" * (
         problem.outputs > 0
     )
@@ -87,10 +87,10 @@ class PrivateLinear(PrivateEstimator):
     records: int | None
     warm_start: bool = False
     _seen: int
-    _payer: Ledger | None  # who paid for the weights that were released last; None: nobody
+    _payer: Ledger | None  # the ledger that paid for the last released weights
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a pickle, which takes no ledger along but the estimator's own."""
+        """Return the state for a pickle, without the ledger of the last fit."""
         state: dict[str, Any] = dict(super().__getstate__())
         if "_payer" in state and state["_payer"] is not self.ledger:
             state["_payer"] = None
@@ -110,7 +110,8 @@ class PrivateLinear(PrivateEstimator):
                 f"solver must be one of {sorted(known)}, an object such as ft.DPAGD() or a function, got "
                 f"{self.solver!r}"
             )
-        delta = self.ledger.budget.delta if self.ledger is not None and self.delta is None else self.delta
+        shared = spendable(self.ledger)
+        delta = shared.budget.delta if shared is not None and self.delta is None else self.delta
         if delta != 0 or self.solver in ("nonprivate", *PURE):
             return known[self.solver]
         names = [name for name in PURE if name in known]
@@ -131,7 +132,7 @@ class PrivateLinear(PrivateEstimator):
         weights: RecordWeights | None = None,
         more: bool = False,
     ) -> tuple[Array, Array]:
-        """Spend a budget; return weights and constant on rows as they came (with unit rows, on those).
+        """Spend a budget; return weights and constant for the original rows (for unit rows, for those).
 
         ``more`` is for rows that come after those of earlier calls (`partial_fit`).
         """
@@ -139,10 +140,11 @@ class PrivateLinear(PrivateEstimator):
         before = self._before(X, outputs, method, more)
         bounds, unit = self.bounds, self.bounds is None
         if before is not None:
-            bounds = getattr(self, "bounds_", bounds)  # released before
+            bounds = getattr(self, "bounds_", bounds)  # released by an earlier call
         size = rows if self.records is None else validate.count(records=self.records)
+        intercept = validate.flag(fit_intercept=self.fit_intercept)
         people = None if budgets is None else self._people(budgets, rows)
-        problem = Problem(loss, size, X.shape[1], outputs, bool(self.fit_intercept), unit, penalty)
+        problem = Problem(loss, size, X.shape[1], outputs, intercept, unit, penalty)
         problem = replace(problem, sparse=hasattr(X, "indptr"))
         missing = unknown(bounds, X.shape[1])
         if missing is not None:
@@ -170,8 +172,7 @@ class PrivateLinear(PrivateEstimator):
             problem = replace(problem, records=total, penalty=penalty / largest)
         if people is not None and method.personal is None:
             raise Unsupported(
-                "this solver treats all records alike, so none can have a budget of its own: use 'auto', or "
-                "'sgd-ma' for batches"
+                "this solver does not support personal budgets: use 'auto', or 'sgd-ma' for batches"
             )
         if not method.private:
             self.history_: tuple[Any, ...] = (method.algorithm(table, problem),)
@@ -193,28 +194,28 @@ class PrivateLinear(PrivateEstimator):
         return found
 
     def _before(self, X: Any, outputs: int, method: SolverMethod, more: bool) -> tuple[Array, Array] | None:
-        """Return released weights and constant to go on from, on rows as they came; None for a new fit."""
+        """Return released weights and constant to begin at, for the original rows; None for a new fit."""
         before: tuple[Array, Array] | None = getattr(self, "_released", None)
         if before is None or not (more or self.warm_start):
             return None
         if not (more or method.warm):
-            raise Unsupported("this solver begins anew: warm_start needs 'auto' or 'sgd-ma' of a classifier")
+            raise Unsupported("warm_start needs solver 'auto' or 'sgd-ma' of a classifier")
         if self.ledger is None:
             raise InvalidValue(
-                "give a ledger: what a model learns in several fits must be paid from one budget, and "
-                "without one each fit has a budget of its own"
+                "pass a ledger: several fits of one model must be paid from one budget, and "
+                "without a ledger each fit has its own budget"
             )
         if not method.private or self._payer is not self.ledger:
             raise InvalidValue(
-                "the weights to go on from were not paid for by this ledger, so it cannot say what holds of "
-                "both fits: make a new estimator, and fit all of its parts by one ledger"
+                "another ledger paid for the earlier weights, so this one cannot state the guarantee of "
+                "both fits: make a new estimator, and pay for all of its fits from one ledger"
             )
         if before[0].shape != ((X.shape[1], outputs) if outputs else (X.shape[1],)):
-            raise InvalidValue("features and classes must be those of the fit before: make a new estimator")
+            raise InvalidValue("features and classes must be those of the earlier fit: make a new estimator")
         return before
 
     def _outward(self, u: Array, constant: Array) -> tuple[Array, Array]:
-        """Return weights and constant on rows as they came, for those on mapped rows."""
+        """Return weights and constant for the original rows from those for mapped rows."""
         if self._limits is None:
             return u, constant
         low, high = self._limits
@@ -222,14 +223,14 @@ class PrivateLinear(PrivateEstimator):
         return u, constant - low @ u
 
     def _inward(self, u: Array, constant: Array) -> tuple[Array, Array]:
-        """Return weights and constant on mapped rows: the inverse of `_outward`."""
+        """Return weights and constant for mapped rows: the inverse of `_outward`."""
         if self._limits is None:
             return u, constant
         low, high = self._limits
         return (u.T * (high - low)).T, constant + low @ u
 
     def _rehearse(self, problem: Problem, method: SolverMethod, people: PersonalBudgets | None) -> None:
-        """Try a method on made-up rows: what it refuses, it refuses here, before anything is charged."""
+        """Try a method on made-up rows, so that its refusals are raised before anything is charged."""
         if self.ledger is None or method.rehearsed:
             return
         blank = Table(np.zeros((2, problem.width)), np.zeros(2), unit=problem.unit)
@@ -253,11 +254,12 @@ class PrivateLinear(PrivateEstimator):
             ledger.note(PUBLIC_SIZE)
         self.history_ = tuple(steps_of(method, *over(ledger, table, problem, people, weighed)))
         if not self.history_:
-            raise BudgetSpent(f"{ledger.budget} does not allow a single step of {self.solver!r}")
+            name = getattr(self.solver, "__name__", repr(self.solver))
+            raise BudgetSpent(f"{ledger.budget} does not allow a single step of {name}, or it yielded none")
         self.privacy_, self.guarantees_ = ledger.guarantee, ledger.guarantees
 
     def _rows(self, X: Any) -> Any:
-        """Return features ready for the weights: divided by their norms or clipped, as `fit` does."""
+        """Return features as the weights expect them: divided by their norms or clipped, as in `fit`."""
         check_is_fitted(self)
         X = self._checked(X, reset=False)
         if self._limits is not None:
@@ -265,28 +267,28 @@ class PrivateLinear(PrivateEstimator):
         return normalize(X) if X.shape[0] else X
 
     def coef_interval(self, level: float = 0.95, of: Of = "population") -> tuple[Array, Array]:
-        """Return the ends of an interval for each coefficient that accounts for the noise.
+        """Return an interval for each coefficient that accounts for the noise.
 
         Parameters
         ----------
         level : float, default 0.95
-            The probability with which an interval holds, for each coefficient by itself.
+            The probability that an interval covers its coefficient, for each coefficient by itself.
         of : {"population", "records"}, default "population"
-            What it is an interval for: the coefficients of the population that the records are a sample of,
-            with errors of one variance (``solver="sufficient"``), or those that the same fit would give on
-            these records without noise (that, and ``"output"``).
+            "population": the coefficients of the population that the records are a sample of, with errors of
+            one variance (``solver="sufficient"``). "records": the coefficients of the same fit on these
+            records without noise (``"sufficient"`` and ``"output"``).
 
         Returns
         -------
         (ndarray, ndarray)
-            The lower and the upper ends, shaped like ``coef_``. It costs nothing.
+            The lower and the upper ends, shaped like ``coef_``. They cost no budget.
         """
         check_is_fitted(self)
         step = self.history_[-1]
         if not isinstance(step, EstimatedStep) or self._averaged:
             raise Unsupported(
-                "the law of the noise on these coefficients is not known: fit with solver='sufficient' "
-                "(regression, alpha=0) or 'output' (two classes), and not in parts"
+                "the noise distribution of these coefficients is not known: fit with solver='sufficient' "
+                "(regression, alpha=0) or 'output' (two classes), in one call of fit"
             )
         if step.estimate is None:
             raise Unsupported(
@@ -298,16 +300,16 @@ class PrivateLinear(PrivateEstimator):
         return np.reshape(low * unit, self.coef_.shape), np.reshape(high * unit, self.coef_.shape)
 
     def _unit_of_coefficients(self) -> Array:
-        """Return what weights on mapped rows are multiplied by to be coefficients."""
+        """Return the factor from weights on mapped rows to coefficients."""
         if self._limits is None:
             return np.ones(self.n_features_in_)
         low, high = self._limits
         return np.asarray(1 / (high - low))
 
     def _exported(self, model: Any, coef: Array, intercept: Any) -> Pipeline:
-        """Return ``model`` with weights on rows as `fit` sees them, behind a step that makes such rows.
+        """Return ``model`` with the fitted weights, behind a step that maps rows as `fit` does.
 
-        Bounds are mapped onto [0, 1], and beyond them is clipped (`MinMaxScaler`, which takes dense rows).
+        `MinMaxScaler` maps bounds onto [0, 1] and clips values beyond them; it takes dense rows.
         """
         check_is_fitted(self)
         if self._limits is None:
@@ -328,39 +330,39 @@ PARAMETERS = """
         The name of a method, an object with its settings such as ``ft.DPAGD(growth=0.2)``, or a function
         (ledger, problem) -> steps.
     fit_intercept : bool, default True
-        Whether to learn a constant as well.
+        Whether to fit a constant.
     ledger : Ledger, optional
-        The ledger to spend from, shared with whatever else asks it. None makes one in memory for this fit.
+        The ledger to spend from, possibly shared. None makes one in memory for this fit.
     adjacency : {"add-remove", "replace-one", "zero-out"}, optional
-        When two tables are neighbours. None: add-remove, or that of the ledger.
+        The definition of neighbouring tables. None: add-remove, or that of the ledger.
     records : int, optional
         The public number of records. None takes the table's own length as public.
     max_sample_weight : float, optional
-        The largest ``sample_weight`` that may occur, which must be declared to give any; those beyond are
-        clamped. A record counts as its share of it.
+        The largest ``sample_weight``, which must be declared to use any; larger ones are clamped. A record
+        counts by its weight divided by this number.
     warm_start : bool, default False
-        Whether a later `fit` begins at the weights that the one before released. Needs a ledger, which is
+        Whether a later `fit` begins at the weights that the last one released. Needs a ledger, which is
         charged for each fit.
     random_state : int or RandomState, optional
-        Seeds the noise, for tests: nothing is private then, and ``privacy_`` says so.
+        A seed for the noise, for tests: nothing is private then, and ``privacy_`` says so.
 """
 BUDGET = """
     epsilon, delta : float, optional
-        The budget of a fit; with ``ledger`` the part of it to take, where None takes what is left.
+        The budget of a fit; with ``ledger`` the part of it to spend, by default the remainder.
 """
 BOUNDS = """
     bounds : (low, high), "private" or None, default None
-        The public bounds of the features, numbers or one a feature; values beyond are clipped. "private"
-        buys bounds with a tenth of μ² of the budget (``bounds_``), NaN buys those of one feature. None
-        divides rows by their norms instead, which needs no bounds, but features in one unit.
+        The public bounds of the features, numbers or one per feature; values beyond them are clipped.
+        "private" buys bounds with a tenth of μ² of the budget (``bounds_``), NaN buys those of one feature.
+        None divides rows by their norms instead; this needs no bounds, but features in the same unit.
 """
 ATTRIBUTES = """
     n_features_in_, n_iter_ : int
-        The number of features, and of the steps taken.
+        The number of features, and of steps.
     privacy_ : Guarantee
-        What holds of everything that this fit released.
+        The guarantee of everything that this fit released.
     guarantees_ : dict of float to Guarantee
-        What holds for the records of each budget, by its ε; one where all have the same.
+        The guarantee for the records of each personal budget, by its ε; one if all have the same.
     history_ : tuple of Step
         The steps, each with its weights and receipts.
 
@@ -369,15 +371,15 @@ ATTRIBUTES = """
     InvalidValue, Unsupported
         For wrong parameters and arrays, before anything is charged.
     BudgetSpent
-        Where the part does not fit what is left of the ledger. Nothing is charged then.
+        If the part exceeds the remainder of the ledger. Nothing is charged then.
 """
 
 
-SHARE = 0.1  # of μ²
+SHARE = 0.1  # share of μ² for private bounds
 
 
 def unknown(bounds: Any, width: int) -> NDArray[np.bool_] | None:
-    """Return which features have no bounds, "private" or NaN; None where all have, or none is needed."""
+    """Return which features have no bounds ("private" or NaN); None if all have bounds or need none."""
     if isinstance(bounds, str):
         if bounds != "private":
             raise InvalidValue(f"bounds must be (low, high), 'private' or None, got {bounds!r}")
@@ -385,17 +387,17 @@ def unknown(bounds: Any, width: int) -> NDArray[np.bool_] | None:
     try:
         low, high = (np.broadcast_to(np.asarray(end, np.float64), width) for end in bounds)
     except (TypeError, ValueError):
-        return None  # which the table refuses, if it is wrong
+        return None  # the table refuses wrong bounds
     missing = np.isnan(low) | np.isnan(high)
     return missing if missing.any() else None
 
 
 def refuse(X: Any, method: SolverMethod, people: Any, ledger: Ledger | None = None) -> None:
-    """Refuse to buy bounds where that cannot be done, before anything is charged."""
+    """Refuse private bounds where they are not possible, before anything is charged."""
     if ledger is not None and not isinstance(ledger.filter, GdpFilter | ZcdpFilter | BasicFilter):
         raise Unsupported("bounds='private' needs a ledger with a GDP, zCDP or basic filter")
     if hasattr(X, "tocsr"):
-        raise InvalidValue("bounds='private' needs a dense table: declare (0, high) of a sparse one")
+        raise InvalidValue("bounds='private' needs a dense table: declare (0, high) for a sparse one")
     if people is not None:
         raise Unsupported("bounds='private' gives all records the same budget: declare bounds with budgets")
     if method.filter not in (GdpFilter, ZcdpFilter):
@@ -403,8 +405,9 @@ def refuse(X: Any, method: SolverMethod, people: Any, ledger: Ledger | None = No
 
 
 def bought(ledger: Ledger, X: Any, bounds: Any, missing: NDArray[np.bool_]) -> tuple[Array, Array]:
-    """Return bounds of every feature, those that are missing paid by a share of a ledger not spent yet."""
-    low, high = ranges.of_table(ranges.Chosen(X, missing), Allowance(ledger), SHARE)
+    """Return bounds of every feature; missing ones are paid for by a share of the ledger's budget."""
+    bounds_of = ranges.of_table(ranges.Chosen(X, missing), Allowance(ledger), SHARE)
+    low, high = bounds_of.known(np.flatnonzero(missing))
     if missing.all():
         return low, high
     ends = [np.array(np.broadcast_to(np.asarray(end, np.float64), len(missing))) for end in bounds]

@@ -1,7 +1,7 @@
-"""Say how exact released coefficients are: intervals that account for the noise of the mechanism.
+"""Compute confidence intervals for released coefficients that account for the noise of the mechanism.
 
-A method whose noise has a public law at its result adds a `LinearEstimate` to its last step. Everything in it
-is public or released, so an interval is post-processing and costs nothing.
+A method whose result has noise of a known distribution adds a `LinearEstimate` to its last step. All of it is
+public or released, so an interval is post-processing and costs no budget.
 """
 
 import math
@@ -25,8 +25,9 @@ Of = Literal["population", "records"]
 class LinearEstimate:
     """Weights on z without shrinkage, and the covariances of their errors.
 
-    ``noise`` is that of the mechanism, ``sampling`` that of the records as a sample, None where it is not
-    known. ``inflation`` multiplies deviations, for what is left out by linearising.
+    ``noise`` is the covariance of the mechanism's noise; ``sampling`` is that of the records as a sample,
+    None if it is not known. ``inflation`` multiplies deviations, to cover the terms that linearising leaves
+    out.
     """
 
     features: Features
@@ -36,12 +37,12 @@ class LinearEstimate:
     inflation: float = 1.0
 
     def interval(self, level: float, of: Of) -> tuple[Array, Array]:
-        """Return the ends of an interval for each weight on x."""
+        """Return an interval for each weight on x."""
         if of not in ("population", "records"):
             raise InvalidValue(f"of must be 'population' or 'records', got {of!r}")
         if of == "population" and self.sampling is None:
             raise Unsupported(
-                "how far the records are from a population is not released by this solver: of='records' "
+                "this solver does not release the sampling error of the records: of='records' "
                 "gives intervals for the same fit without noise"
             )
         covariance = self.noise if of == "records" or self.sampling is None else self.noise + self.sampling
@@ -55,26 +56,26 @@ class LinearEstimate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EstimatedStep(Step):
-    """A step that says how exact its weights are; None where noise is too large to say."""
+    """A step with an estimate of the error of its weights; None if the noise is too large for one."""
 
     estimate: LinearEstimate | None = None
 
 
-_CLEAR = 1 / 3  # of the smallest eigenvalue of the moments: the most noise at which errors are about linear
+_CLEAR = 1 / 3  # largest noise over the smallest eigenvalue at which errors are nearly linear
 _LARGER = 1.03
 
 
 def of_moments(
     features: Features, moments: Array, noise: float, most: float, records: int
 ) -> LinearEstimate | None:
-    """Return the estimate that noisy moments of [z; (y - origin)/most] give; None where noise is too large.
+    """Return the estimate from noisy moments of [z; (y - origin)/most]; None if the noise is too large.
 
-    Least squares solves A w = b. With errors g of b and G of A it is off by A⁻¹(g - G w) to first order.
-    Noise on the symmetric matrix, of variance τ² on the diagonal and τ²/2 elsewhere, gives g - G w a
-    covariance of τ²/2 ((1 + |w|²) I + w wᵀ). The records themselves, as a sample with errors of variance σ²
-    whatever z is, give σ² A⁻¹/n; σ² is read from the moments and raised by two deviations of its noise. Terms
-    of second order are of size η, the norm of G over the smallest eigenvalue of A: deviations grow by (1 +
-    η)/(1 - η), and by 3 % besides, so that simulated coverage is not below its level.
+    Least squares solves A w = b. With errors g of b and G of A the solution is off by A⁻¹(g - G w) to first
+    order. Noise on the symmetric matrix, of variance τ² on the diagonal and τ²/2 elsewhere, gives g - G w the
+    covariance τ²/2 ((1 + |w|²) I + w wᵀ). The records, as a sample with errors of variance σ² independent of
+    z, give σ² A⁻¹/n; σ² is estimated from the moments and raised by two deviations of its noise. Terms of
+    second order are of size η, the norm of G over the smallest eigenvalue of A: deviations are multiplied by
+    (1 + η)/(1 - η), and by a further 1.03, so that simulated coverage is not below its level.
     """
     size = features.size
     values, vectors = np.linalg.eigh(moments[:size, :size])

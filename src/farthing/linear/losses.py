@@ -1,8 +1,8 @@
-"""Losses of linear models, and what a record contributes to their bounded sums.
+"""Define the losses of linear models, and a record's contribution to their bounded sums.
 
 A loss is a pair of functions of margins m = z·w and targets y: its value, and its residual ∂loss/∂m. The
-gradient of a record is residual · z, so its norm is |residual| |z|: `LinearGradient` clips by norms alone and
-needs two products with the table, and never holds a gradient of a single record.
+gradient of a record is residual · z, with norm |residual| |z|: `LinearGradient` clips from these norms with
+two products with the table, and never materialises a per-record gradient.
 
 >>> import farthing as ft
 >>> from farthing.data.tables import (Block, Features, Table)
@@ -11,8 +11,8 @@ needs two products with the table, and never holds a gradient of a single record
 >>> gradient.bounded_sum(table, np.zeros(1), ft.ClipNorm(5.0))
 array([-4.5])
 
-`PlacedGradient` is for weights that others choose: each row is computed at a place of its own. The theorem is
-in `farthing.data.weighted`.
+`PlacedGradient` is for weights that other parties choose: each row is computed at a random position. The
+theorem is in `farthing.data.weighted`.
 
 >>> table, bound = Table(np.ones((3, 1)), np.ones(3)), ClipNorm(1.0)
 >>> gradient = PlacedGradient(logistic, Features(1))
@@ -39,7 +39,7 @@ Array = NDArray[np.float64]
 
 
 class Loss(Protocol):
-    """A loss of margins: one number a row, or one a class. Everything works row by row."""
+    """A loss of margins: one number per row, or one per class. All operations are row by row."""
 
     @property
     def curvature(self) -> float:
@@ -47,10 +47,10 @@ class Loss(Protocol):
 
     @property
     def slope(self) -> float:
-        """The largest |residual|; infinite where there is none."""
+        """The largest |residual|; infinite if it is unbounded."""
 
     def value(self, margins: Array, y: Array) -> Array:
-        """The loss of every row; margins may have further columns, one a candidate."""
+        """Return the loss of every row; margins may have further columns, one per candidate."""
 
     def residual(self, margins: Array, y: Array) -> Array:
         """Return the derivative of the loss in the margins."""
@@ -77,10 +77,9 @@ class Logistic:
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """-log softmax(m)[y], for targets 0, 1, ..., K-1 and one margin a class.
+    """-log softmax(m)[y], for targets 0, 1, ..., K-1 and one margin per class.
 
-    A record with any other target contributes nothing: its loss and its residual are 0. (Refusing it would
-    tell that it is there.)
+    The loss and the residual of a record with any other target are 0, as an error would reveal the record.
     """
 
     curvature: float = 0.5
@@ -101,7 +100,7 @@ class Softmax:
 
 
 def _places(margins: Array, y: Array) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Which targets are one of the columns, and which column each is (the first where it is none)."""
+    """Return which targets are valid classes, and the column of each (the first if it is not valid)."""
     y = np.asarray(y, dtype=np.float64)
     known = (y >= 0) & (y < margins.shape[1]) & (y == np.floor(y))
     return known, np.where(known, y, 0.0).astype(np.int64)
@@ -109,7 +108,7 @@ def _places(margins: Array, y: Array) -> tuple[NDArray[np.bool_], NDArray[np.int
 
 @dataclass(frozen=True, slots=True)
 class HuberHinge:
-    """The hinge of s = (2y-1) m, rounded off within ``width`` of 1 (Chaudhuri et al. 2011), targets 0 and 1.
+    """The hinge of s = (2y-1) m, smoothed within ``width`` of 1 (Chaudhuri et al. 2011), targets 0 and 1.
 
     0 for s > 1 + h, 1 - s for s < 1 - h, (1 + h - s)² / 4h between.
     """
@@ -167,10 +166,11 @@ class Huber:
 
 @dataclass(frozen=True, slots=True)
 class Pinball:
-    """The loss of a ``quantile``, rounded off within ``width`` of its corner.
+    """The loss of a ``quantile``, smoothed within ``width`` of its corner.
 
-    It is the pinball loss of y plus a number drawn evenly from [-width, width] (Fernandes, Guerre & Horta
-    2021, "Smoothing quantile regressions", with a uniform kernel), so its minimiser is a quantile of that.
+    It is the expected pinball loss of y plus uniform noise on [-width, width] (Fernandes, Guerre & Horta
+    2021, "Smoothing quantile regressions", with a uniform kernel), so its minimiser is a quantile of that
+    sum.
     """
 
     quantile: float = 0.5
@@ -196,10 +196,10 @@ class Pinball:
 
 @dataclass(frozen=True, slots=True)
 class LogLinear:
-    """e^m - y m of a target from 0 to 1 whose logarithm is modelled; straight beyond m = 0, the upper bound.
+    """e^m - y m for a target from 0 to 1 with a log link; linear beyond m = 0, the upper bound.
 
-    The means that are predicted end at the bound of the target, so nothing is lost there, and the residual,
-    min(e^m, 1) - y, lies in [-1, 1] everywhere.
+    Predicted means end at the bound of the target, so nothing is lost there, and the residual, min(e^m, 1) -
+    y, lies in [-1, 1] everywhere.
     """
 
     curvature: ClassVar[float] = 1.0
@@ -214,7 +214,7 @@ class LogLinear:
 
 @dataclass(frozen=True, slots=True)
 class OneAgainstRest:
-    """The sum over K classes of a binary loss of "this class" against the rest, one margin a class."""
+    """The sum over K classes of a binary loss of one class against the rest, with one margin per class."""
 
     loss: Loss
 
@@ -224,7 +224,7 @@ class OneAgainstRest:
 
     @property
     def slope(self) -> float:
-        return float("inf")  # √K times the loss's
+        return float("inf")  # at most √K times that of the binary loss; not needed
 
     def value(self, margins: Array, y: Array) -> Array:
         values = self.loss.value(margins.ravel(), _indicators(margins, y)).reshape(margins.shape)
@@ -239,14 +239,14 @@ def _indicators(margins: Array, y: Array) -> Array:
     return indicators.ravel().astype(np.float64)
 
 
-_KINDS: dict[type, int] = {Logistic: 0, HuberHinge: 1, Squared: 2}  # as kernels.c numbers them
+_KINDS: dict[type, int] = {Logistic: 0, HuberHinge: 1, Squared: 2}  # the numbers of kernels.c
 logistic, multinomial, huber_hinge, squared = Logistic(), Softmax(), HuberHinge(), Squared()
 one_against_rest = OneAgainstRest(huber_hinge)
 
 
 @dataclass(frozen=True, slots=True)
 class LinearGradient:
-    """Σ residual z of a `Table`, each record's term clipped (`ClipNorm`). w has one row a coordinate of z."""
+    """Σ residual z of a `Table`, with clipped terms (`ClipNorm`). w has one row per coordinate of z."""
 
     loss: Loss
     features: Features
@@ -270,24 +270,24 @@ class LinearGradient:
     def quick_sum(
         self, records: Any, u: Array, constant: Any, bound: ClipNorm, rms: float = 0.0
     ) -> Array | None:
-        """Return what `Raw.gradient` sums, reading every row once; None where there is no kernel for it."""
+        """Return the sum of `Raw.gradient`, reading every row once; None if there is no kernel for it."""
         rows = records.raw(self.features) if type(records) is Table else None
-        # clients with unlike bounds are clipped row by row
+        # rows of clients with different bounds are clipped one by one
         if rows is None or type(bound) is not ClipNorm or (loss := self.kernel_loss(bound.clip, rms)) is None:
             return None
         chain = Sum(len(records), spread=self.features.spread).rows
         return rows.gradient(u, constant, loss, chain)
 
     def kernel_loss(self, clip: float, rms: float = 0.0) -> raw.KernelLoss | None:
-        """Return the loss as kernels know it; None where they do not."""
+        """Return the loss in the kernels' encoding; None if they do not support it."""
         kind = _KINDS.get(type(self.loss))
         width = self.loss.width if isinstance(self.loss, HuberHinge) else 0.0
         return None if kind is None else raw.KernelLoss(kind, width, clip, rms)
 
     def judged(self, records: Any, w: Array) -> Iterator[tuple[Array, Array, Array]]:
-        """Yield losses, whether labels are found (0 where there are none) and weights of rows, by blocks.
+        """Yield losses, whether labels are predicted (0 if there are none) and weights of rows, by blocks.
 
-        Whether a label is found may hang on last bits: rows that are taken as they are have secret places.
+        A predicted label may depend on last bits: rows that are used directly have secret positions.
         """
         u, constant = self.features.unfold(np.asarray(w))
         if type(records) is Table and records.placeable:
@@ -303,11 +303,11 @@ class LinearGradient:
             yield losses, _found(self.loss, margins, block.y), there
 
     def judge_nobody(self, w: Any) -> None:
-        """Refuse weights that do not fit."""
+        """Refuse weights of the wrong shape."""
         self.features.unfold(np.asarray(w))
 
     def factors(self, block: Block, u: Array, constant: Array, bound: ClipNorm) -> Array:
-        """Return the clipped residuals that the z of a block's rows are multiplied by."""
+        """Return the clipped residuals, the factors of the z of a block's rows."""
         if block.y is None:
             raise InvalidValue("a gradient needs a table with targets: Table(X, y)")
         with np.errstate(over="ignore", invalid="ignore"):
@@ -321,7 +321,7 @@ class LinearGradient:
 
 
 def _found(loss: Loss, margins: Array, y: Array) -> Array:
-    """Return 1 for every row whose label has the largest margin, or the margin its sign; 0 for numbers."""
+    """Return 1 for rows whose label has the largest margin, or whose margin has its sign; 0 for numbers."""
     if isinstance(loss, Squared | Huber | Pinball | LogLinear):
         return np.zeros(len(margins))
     labels = margins.argmax(axis=1) if margins.ndim == 2 else margins > 0
@@ -330,7 +330,7 @@ def _found(loss: Loss, margins: Array, y: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """-Σ loss at several candidates, the columns of w, each term clipped by `ClipValue`: for `NoisyMax`."""
+    """-Σ loss at several candidates, the columns of w, each term clamped by `ClipValue`: for `NoisyMax`."""
 
     loss: Loss
     features: Features
@@ -367,7 +367,7 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Σ [z; z²] of a table, the row of both clipped together: feature means and second moments at once."""
+    """Σ [z; z²] of a table, with the pair clipped together: first and second moments at once."""
 
     features: Features
     honours: ClassVar[tuple[str, ...]] = ROWS
@@ -411,7 +411,7 @@ class Gram:
 
 @dataclass(frozen=True, slots=True)
 class PlacedGradient(LinearGradient):
-    """A `LinearGradient` whose terms do not depend on who is beside them, not even in their last bits."""
+    """A `LinearGradient` whose terms do not depend on the other records, not even in their last bits."""
 
     def bounded_sum(self, records: Table, w: Array, bound: ClipNorm) -> Array:
         if len(records) == 0:
@@ -423,7 +423,7 @@ class PlacedGradient(LinearGradient):
         return total.value
 
     def quick_sum(self, records: Any, u: Array, constant: Any, bound: ClipNorm, rms: float = 0.0) -> None:
-        """Return nothing: whether kernels can read a table, and its last bits with it, hangs on all rows."""
+        """Return None: whether a kernel can read a table, and so the last bits, depends on all rows."""
 
     def judged(self, records: Any, w: Array) -> Iterator[tuple[Array, Array, Array]]:
         for block in placed(records):

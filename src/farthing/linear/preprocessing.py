@@ -1,10 +1,9 @@
-"""Private scaling and binning as scikit-learn transformers, for pipelines.
+"""Scale and bin features privately, as scikit-learn transformers for pipelines.
 
-Both buy bounds of every feature (`farthing.statistics.ranges`), or take declared ones. What they put out
-lies in [0, 1] by construction, so the estimator behind them takes ``bounds=(0, 1)``. In a pipeline give
-each step its part of one ledger: the steps of a pipeline are charged one by one, and add up there.
-
-Private principal components as a scikit-learn transformer.
+`PrivateScaler` and `PrivateBinner` buy bounds of every feature (`farthing.statistics.ranges`), or take
+declared ones. Their output lies in [0, 1] by construction, so the next estimator takes ``bounds=(0, 1)``. In
+a pipeline each step is charged separately: pass all of them one ledger and give each its part. `PCA` releases
+private principal components.
 """
 
 from typing import Any, ClassVar, Self
@@ -28,50 +27,48 @@ from farthing.statistics.spending import Allowance
 
 Array = NDArray[np.float64]
 
-_FOR_BOUNDS = 0.5  # of the part, where edges are bought as well
+_FOR_BOUNDS = 0.5  # share of the budget for bounds, where edges are bought too
 
 _BUDGET = """epsilon, delta : float, optional
-        The budget of a fit; with ``ledger`` the part of it to take, where None takes what is left."""
+        The budget of a fit; with ``ledger`` the part of it to spend, by default the remainder."""
 _SHARED = """ledger : Ledger, optional
         The ledger to spend from. None makes one in memory for this fit.
     adjacency : {"add-remove", "replace-one", "zero-out"}, optional
-        When two tables are neighbours. None: add-remove, or that of the ledger.
+        The definition of neighbouring tables. None: add-remove, or that of the ledger.
     random_state : int or RandomState, optional
-        Seeds the noise, for tests: nothing is private then, and ``privacy_`` says so."""
+        A seed for the noise, for tests: nothing is private then, and ``privacy_`` says so."""
 
 
 class _Preprocessor(TransformerMixin, PrivateEstimator):  # type: ignore[misc]
-    """The base of both: bounds that are declared or bought."""
+    """The base of the scaler and the binner, with declared or bought bounds."""
 
     records: ClassVar[int | None] = None
     bounds: Any = "private"
 
     def _declared(self, X: Any) -> tuple[Array, Array] | None:
-        """Return declared bounds of every feature, None where they are to be bought."""
+        """Return the declared bounds of every feature, None if they are to be bought."""
         if isinstance(self.bounds, str):
             return None
         try:
             low, high = (np.broadcast_to(np.asarray(end, np.float64), X.shape[1]) for end in self.bounds)
         except (TypeError, ValueError):
             low = high = np.zeros(1)
-        if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
+        if not validate.interval(low, high).all():
             raise InvalidValue(
-                f"bounds must be (low, high) with low < high, or 'private', got {self.bounds!r}"
+                f"bounds must be (low, high) with {validate.APART}, or 'private', got {self.bounds!r}"
             )
         return low, high
 
     def _dense(self, X: Any) -> Any:
         table = self._checked(X)
         if hasattr(table, "tocsr"):
-            raise InvalidValue(
-                f"{type(self).__name__} needs a dense table: sparse ones are scaled by (0, high)"
-            )
+            raise InvalidValue(f"{type(self).__name__} needs a dense table")
         if isinstance(self.bounds, str) and self.bounds != "private":
             raise InvalidValue(f"bounds must be (low, high) or 'private', got {self.bounds!r}")
         return table
 
     def _shares(self, X: Any) -> Array:
-        """Return each number as a share of its bounds, from 0 to 1, and NaN for one that is not finite."""
+        """Return each number as a position between its bounds, from 0 to 1; NaN if it is not finite."""
         low, high = self.bounds_
         table = np.asarray(self._checked(X, reset=False, training=True), dtype=np.float64)
         return np.where(np.isfinite(table), (np.clip(table, low, high) - low) / (high - low), np.nan)
@@ -90,7 +87,7 @@ class PrivateScaler(OneToOneFeatureMixin, _Preprocessor):  # type: ignore[misc]
     bounds_ : (ndarray, ndarray)
         The bounds; numbers beyond them are clipped.
     privacy_ : Guarantee
-        What holds of everything that this fit released.
+        The guarantee of everything that this fit released.
 
     Notes
     -----
@@ -118,15 +115,15 @@ class PrivateScaler(OneToOneFeatureMixin, _Preprocessor):  # type: ignore[misc]
         self._remember(locals())
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Check everything, charge the budget, and buy the bounds."""
+        """Check the arguments, charge the budget, and buy the bounds."""
         table = self._dense(X)
         ledger = self._own_ledger(self.ledger)
-        self.bounds_ = ranges.of_table(table, Allowance(ledger))
+        self.bounds_ = ranges.of_table(table, Allowance(ledger)).known()
         self.privacy_ = ledger.guarantee
         return self
 
     def transform(self, X: Any) -> Array:
-        """Return features scaled to [0, 1]; NaN stays NaN, so that estimators count the record as nothing."""
+        """Return features scaled to [0, 1]; NaN stays NaN, so that estimators count the record as zero."""
         check_is_fitted(self)
         return self._shares(X)
 
@@ -137,26 +134,26 @@ class PrivateBinner(_Preprocessor):
     Parameters
     ----------
     bins : int, default 8
-        How many bins a feature has, from 2 to 64.
+        The number of bins of a feature, from 2 to 64.
     {_BUDGET}
     bounds : (low, high) or "private", default "private"
-        Public bounds, numbers or one a feature, or bounds that are bought.
+        Public bounds, numbers or one per feature, or bounds that are bought.
     {_SHARED}
 
     Attributes
     ----------
     bounds_ : (ndarray, ndarray)
-        The bounds between which the bins lie.
+        The bounds that the bins divide.
     edges_ : list of ndarray
-        The inner edges of each feature's bins, ascending; fewer where many records have one value.
+        The inner edges of each feature's bins, ascending; fewer if many records share one value.
     privacy_ : Guarantee
-        What holds of everything that this fit released.
+        The guarantee of everything that this fit released.
 
     Notes
     -----
-    Half of the budget buys bounds (`farthing.statistics.ranges`), the other half counts in 64 equal cells
-    between them, one cell a record and feature: a Gaussian (or Laplace) sum of L2 norm √d. Edges are read
-    from those.
+    Half of the budget buys bounds (`farthing.statistics.ranges`), the other half buys counts in 64 equal
+    cells between them, with one cell per record and feature: a Gaussian (or Laplace) sum of L2 norm √d. The
+    edges are computed from these counts.
 
     Examples
     --------
@@ -181,7 +178,7 @@ class PrivateBinner(_Preprocessor):
         self._remember(locals())
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Check everything, charge the budget, and buy bounds and edges."""
+        """Check the arguments, charge the budget, and buy bounds and edges."""
         bins = validate.count(bins=self.bins)
         if not 2 <= bins <= ranges.FINE:
             raise InvalidValue(f"bins must be from 2 to {ranges.FINE}, got {bins}")
@@ -189,7 +186,7 @@ class PrivateBinner(_Preprocessor):
         declared = self._declared(table)
         ledger = self._own_ledger(self.ledger)
         part = _FOR_BOUNDS if declared is None else 0.0
-        low, high = self.bounds_ = declared or ranges.of_table(table, Allowance(ledger), part)
+        low, high = self.bounds_ = declared or ranges.of_table(table, Allowance(ledger), part).known()
         cells = Cells(table.shape[1], ranges.FINE)
         shares = Rows(ranges.Shares(table, low, high))
         counts, _ = Allowance(ledger).ask(shares, cells, cells.norms, 1 - part)
@@ -198,7 +195,7 @@ class PrivateBinner(_Preprocessor):
         return self
 
     def transform(self, X: Any) -> Array:
-        """Return one indicator a bin, of each feature in turn; NaN for a record that has one."""
+        """Return one indicator per bin, feature by feature; all NaN for a record that has a NaN."""
         check_is_fitted(self)
         shares = self._shares(X)
         parts = [
@@ -208,7 +205,7 @@ class PrivateBinner(_Preprocessor):
         return np.where(np.isnan(shares).any(axis=1, keepdims=True), np.nan, np.hstack(parts))
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
-        """Return a name for each indicator: that of its feature, and the number of the bin."""
+        """Return a name for each indicator: its feature and the number of the bin."""
         check_is_fitted(self)
         names = getattr(self, "feature_names_in_", None) if input_features is None else input_features
         names = [f"x{place}" for place in range(self.n_features_in_)] if names is None else names
@@ -217,7 +214,7 @@ class PrivateBinner(_Preprocessor):
 
 
 def _inner_edges(counts: Array, bins: int) -> Array:
-    """Return edges, as shares of the bounds, that divide noisy counts about equally."""
+    """Return edges, as positions between the bounds, that divide noisy counts about equally."""
     below = np.cumsum(np.maximum(counts, 0.0))
     if not below[-1]:
         return np.arange(1, bins) / bins
@@ -229,28 +226,28 @@ def _inner_edges(counts: Array, bins: int) -> Array:
 class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator):  # type: ignore[misc]
     """Principal components of rows of bounded norm, within a budget.
 
-    Second moments are released with noise, about a noisy mean where that makes the noise smaller. They are
-    second moments all the same, not variances: components are directions from the origin (``centre``, a
-    public point, is subtracted first if given).
+    Second moments are released with noise, about a noisy mean if that makes the noise smaller. The components
+    are those of second moments, not of variances: directions from the origin (``centre``, a public point, is
+    subtracted first if given).
 
     Parameters
     ----------
     n_components : int, optional
-        How many components to keep. None keeps all.
+        The number of components. None keeps all.
     epsilon, delta : float, optional
-        The budget of a fit; with ``ledger`` the part of it to take, where None takes what is left.
+        The budget of a fit; with ``ledger`` the part of it to spend, by default the remainder.
     clip_norm : float, default 1.0
-        The public bound on the norm of a row (less ``centre``); longer rows are shrunk onto it.
+        The public bound on the norm of a row (minus ``centre``); longer rows are shrunk to it.
     centre : float or array-like, default 0.0
-        A public point, one number or one a feature.
+        A public point, one number or one per feature.
     ledger : Ledger, optional
         The ledger to spend from. None makes one in memory for this fit.
     adjacency : {"add-remove", "replace-one", "zero-out"}, optional
-        When two tables are neighbours. None: add-remove, or that of the ledger.
+        The definition of neighbouring tables. None: add-remove, or that of the ledger.
     records : int, optional
-        The public number of records. None takes the table's own length as public.
+        The public number of records. None takes the length of the table as public.
     random_state : int or RandomState, optional
-        Seeds the noise, for tests: nothing is private then, and ``privacy_`` says so.
+        A seed for the noise, for tests: nothing is private then, and ``privacy_`` says so.
 
     Attributes
     ----------
@@ -262,13 +259,13 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator): 
     explained_ : ndarray of shape (n_components,)
         Its leading eigenvalues, noise included.
     privacy_ : Guarantee
-        What holds of everything that this fit released.
+        The guarantee of everything that this fit released.
     history_ : tuple of Step
 
     Raises
     ------
     BudgetSpent
-        Where the part does not fit what is left of the ledger. Nothing is charged then.
+        If the part exceeds the remainder of the ledger. Nothing is charged then.
 
     Notes
     -----
@@ -300,7 +297,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator): 
         self._remember(locals())
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Check everything, charge the budget, and release the second moments once."""
+        """Check the arguments, charge the budget, and release the second moments."""
         X = self._checked(X)
         width = X.shape[1]
         count = width if self.n_components is None else validate.count(n_components=self.n_components)
@@ -326,10 +323,10 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator): 
         return len(self.components_)
 
     def transform(self, X: Any) -> Array:
-        """Return the coordinates of rows along the components; not finite for a row that is not."""
+        """Return the coordinates of rows along the components; not finite for rows that are not finite."""
         check_is_fitted(self)
         table = self._checked(X, reset=False, training=True)
-        with np.errstate(all="ignore"):  # a warning would tell about a record
+        with np.errstate(all="ignore"):  # a warning would reveal a record
             return np.asarray(table @ self.components_.T - self.mean_ @ self.components_.T)
 
     def inverse_transform(self, X: ArrayLike) -> Array:
@@ -338,7 +335,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator): 
         return np.asarray(np.asarray(X) @ self.components_ + self.mean_)
 
     def to_sklearn(self) -> Any:
-        """Return the components as scikit-learn's own `PCA`, ready to transform."""
+        """Return the components as a fitted `PCA` of scikit-learn."""
         check_is_fitted(self)
         model = decomposition.PCA(self.n_components_)
         model.components_, model.mean_, model.n_components_ = self.components_, self.mean_, self.n_components_

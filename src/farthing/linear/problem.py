@@ -1,4 +1,4 @@
-"""The public numbers of a linear problem: all that a method may know without asking."""
+"""Describe a linear problem by public numbers: all that a method may know without a query."""
 
 import math
 import warnings
@@ -23,11 +23,11 @@ class Problem:
     """A loss over ``records`` rows (a public number) of ``width`` features in [0, 1] or of norm 1 (``unit``).
 
     ``outputs`` is 0 for a weight vector, or the number of classes for a weight matrix. Methods yield the
-    weights on x and the constant as `Step.w`, whatever space they work in. ``penalty`` is the alpha of
+    weights on x and the constant as `Step.w`, in whatever space they work. ``penalty`` is the alpha of
     scikit-learn's Ridge, for regression: Σ (y - x·u - constant)² + penalty |u|² is minimised. ``sizes`` are
     the public numbers of records on each level of personal budgets, if there are any. ``sparse`` says whether
-    rows are stored so, which is form, not content: dense matrices of many features are not asked of such.
-    ``start`` are released weights and constant on x to begin at, if any (`begin`).
+    rows are stored as a sparse matrix, which is public form; methods then avoid dense matrices of many
+    features. ``start`` is a pair of released weights and constant on x to begin at, if any (`begin`).
     """
 
     loss: Loss
@@ -47,11 +47,11 @@ class Problem:
         return 1.0 if self.unit else math.sqrt(self.width)
 
     def zeros(self, size: int) -> Array:
-        """Weights to begin with, ``size`` being the length of z."""
+        """Return zero weights, for z of length ``size``."""
         return np.zeros((size, self.outputs) if self.outputs else size)
 
     def begin(self, features: Features) -> Array:
-        """Return weights on z to begin with: those of ``start``, which `Features.unfold` gives back, or 0."""
+        """Return initial weights on z: those of ``start``, mapped back by `Features.unfold`, or zeros."""
         w, d = self.zeros(features.size), features.width
         if self.start is None:
             return w
@@ -63,22 +63,22 @@ class Problem:
         return w
 
     def warn_if_alike(self, mean: Array, deviation: float) -> None:
-        """Warn where unit rows point the same way, by their released mean: features had other units."""
-        least = _ALIKE - 6 * deviation  # three deviations of the mean's norm, squared
+        """Warn if the released mean shows that unit rows are nearly parallel: features had other units."""
+        least = _ALIKE - 6 * deviation  # three standard deviations of the norm of the mean, squared
         if self.unit and math.sqrt(self.width) * deviation < _CLEAR and float(mean @ mean) > least:
             warnings.warn(
-                "bounds=None divided rows by their norms, after which they are nearly all alike, by their "
-                "released mean: features are in different units. Give bounds=(low, high) with one number a "
+                "bounds=None divided rows by their norms, after which they are nearly parallel, by their "
+                "released mean: features are in different units. Pass bounds=(low, high) with one number per "
                 "feature, or bounds='private'",
                 UserWarning,
                 stacklevel=2,
             )
 
     def rows(self) -> Features:
-        """z of bounded norm, `Features.radius`, for methods that need no other map.
+        """Return the map to z of bounded norm, `Features.radius`, for methods without a map of their own.
 
-        Unit rows get a constant of .3 beside them, which lengthens them by 4 % only; others, whose length is
-        not known, are shrunk to norm 1 together with a constant 1. Shrinking keeps the sign of a margin.
+        Unit rows get a constant of 0.3 beside them, which lengthens them by 4 % only; other rows, whose norm
+        is not known, are shrunk to norm 1 together with a constant 1. Shrinking keeps the sign of a margin.
         """
         if not self.unit:
             return Features(self.width, intercept=float(self.intercept), radius=1.0)
@@ -92,9 +92,10 @@ class Problem:
 
         The weights were learnt in ``features`` (`rows`) from gradients clipped at ``clip_norm``.
 
-        The probability of label 1 a row, or a column a class. Post-processing by public numbers, twice: a
-        margin is that of z, not of x, and clipping leaves weights stationary where Σ π_k f_k (p - e_k) = 0,
-        p being what they predict and f_k = min(1, clip / |p - e_k||z|), so that the truth is π_k ∝ p_k / f_k.
+        The result is the probability of label 1 per row, or one column per class. It is post-processing by
+        public numbers, in two steps: a margin is that of z, not of x; and clipping leaves weights stationary
+        where Σ π_k f_k (p - e_k) = 0, with p the predicted probabilities and f_k = min(1, clip / |p -
+        e_k||z|), so that the true probabilities are π_k ∝ p_k / f_k.
         """
         if not isinstance(self.loss, Logistic | Softmax):
             raise Unsupported(

@@ -1,8 +1,7 @@
-"""Regressors with other losses than squares: Huber's, quantiles and Poisson counts.
+"""Provide regressors with other losses than squares: Huber, quantiles and Poisson counts.
 
-They take the parameters of `LinearRegression` and keep its habits: a declared range of the target,
-predictions within it, weights, `partial_fit`, `to_sklearn`. The method is
-`farthing.linear.methods.descent`.
+They take the parameters of `LinearRegression` and have the same features: a declared range of the target,
+predictions within it, weights, `partial_fit`, `to_sklearn`. The method is `farthing.linear.methods.descent`.
 """
 
 import math
@@ -47,7 +46,7 @@ _TARGET = """target_bounds : (low, high)
 
 
 class _GeneralisedRegressor(PrivateRegressor):
-    """The base of the three."""
+    """The base of the regressors in this module."""
 
     solvers: ClassVar[dict[str, SolverMethod]] = GENERALISED
 
@@ -71,14 +70,14 @@ class _GeneralisedRegressor(PrivateRegressor):
 
 
 class HuberRegressor(_GeneralisedRegressor):
-    __doc__ = f"""Linear regression that large residuals do not move, within a privacy budget.
+    __doc__ = f"""Linear regression with the Huber loss, within a privacy budget.
 
     Parameters
     ----------
     {BUDGET.strip()}
     threshold : float, optional
-        The residual beyond which the loss is straight, in the unit of the target. None: a tenth of the width
-        of ``target_bounds``. (scikit-learn calls it ``epsilon``.)
+        The residual beyond which the loss is linear, in the unit of the target. None: a tenth of the width of
+        ``target_bounds``. (scikit-learn calls it ``epsilon``.)
     {_TARGET}
     {_SHARED}
     >>> model = ft.HuberRegressor(1.0, 1e-6, target_bounds=(0, 10), bounds=(0, 1)).fit(X, 8 * X[:, 0])
@@ -118,7 +117,7 @@ class QuantileRegressor(_GeneralisedRegressor):
     ----------
     {BUDGET.strip()}
     quantile : float, default 0.5
-        Which quantile, above 0 and below 1.
+        The quantile, above 0 and below 1.
     {_TARGET}
     {_SHARED}
     >>> model = ft.QuantileRegressor(1.0, 1e-6, target_bounds=(0, 10), bounds=(0, 1)).fit(X, 8 * X[:, 0])
@@ -150,14 +149,14 @@ class QuantileRegressor(_GeneralisedRegressor):
 
 
 class PoissonRegressor(_GeneralisedRegressor):
-    __doc__ = f"""Regression of counts, whose logarithm is linear, within a privacy budget.
+    __doc__ = f"""Poisson regression of counts with a log link, within a privacy budget.
 
     Parameters
     ----------
     {BUDGET.strip()}
     target_bounds : (0, high)
-        The public bounds of the counts, which must be declared; values beyond are clipped, and so are the
-        means that are predicted.
+        The public bounds of the counts, which must be declared; counts and predicted means beyond them are
+        clipped.
     {_SHARED}
     >>> counts = np.random.default_rng(1).poisson(np.exp(1 + X[:, 0]))
     >>> model = ft.PoissonRegressor(1.0, 1e-6, target_bounds=(0, 30), bounds=(0, 1)).fit(X, counts)
@@ -184,7 +183,7 @@ class PoissonRegressor(_GeneralisedRegressor):
             return np.asarray(np.clip(np.exp(self._rows(X) @ self.coef_ + self.intercept_), *self._range))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the share of the deviance that is explained, D², as scikit-learn does."""
+        """Return the explained share of the deviance, D², as scikit-learn does."""
         means = np.maximum(self.predict(X), np.finfo(np.float64).tiny)
         return float(d2_tweedie_score(y, means, sample_weight=sample_weight, power=1))
 

@@ -1,9 +1,9 @@
-"""Choosing among models without looking: folds, scores and choices that a search may use on private rows.
+"""Select models privately: folds, scores and choices that a search may use on private rows.
 
-A score on held-out private rows is a release like any other. scikit-learn's own scorers pay nothing for it,
-so a search that uses them has no guarantee, however its fits are charged. Here `PrivateScore` is a scorer
-that asks the ledger, `Folds` splits so that no record decides the fold of another, and `choose` tells which
-of several models does best, for one price however many there are.
+A score on held-out private rows is a release like any other. scikit-learn's scorers do not charge for it, so
+a search that uses them has no guarantee, even if its fits are charged. `PrivateScore` is a scorer that
+queries the ledger, `Folds` splits so that no record decides the fold of another, and `choose` selects the
+best of several models at a price that does not depend on their number.
 
 >>> import numpy as np
 >>> import farthing as ft
@@ -20,14 +20,14 @@ of several models does best, for one price however many there are.
 >>> print(f"{ledger.share:.4f}")
 1.0000
 
-**Guarantee.** Fits and scores are answers of one ledger; its filter covers whatever is asked next and on
-whichever rows, so their sum holds for the table as a whole. That needs neighbouring tables to be split alike,
-up to the record in which they differ. `Folds` puts every record into a fold by a die of its own, and so does
-that under every adjacency; scikit-learn's `KFold` (by place) does so under replace-one and zero-out only,
-where no other record moves up, and a stratified split, the default for classifiers, under none: a label
-decides where others go. A row stands for one unit of the budget. Models must predict row by row, as
-scikit-learn's do but for their last bits, on which a label may hang: rows are predicted in batches of one
-size, each at a secret place (`farthing.data.weighted` has the theorem).
+**Guarantee.** Fits and scores are answers of one ledger; its filter allows any next query on any rows, so the
+total holds for the table as a whole. This needs neighbouring tables to be split alike, up to the record in
+which they differ. `Folds` assigns every record to a fold independently, which satisfies this under every
+adjacency; scikit-learn's `KFold` (by position) does so under replace-one and zero-out only, where the other
+records keep their positions, and a stratified split, the default for classifiers, under none: a label decides
+the folds of others. A row is one unit of the budget. Models must predict row by row, as scikit-learn's do
+except for last bits, which may decide a label: rows are predicted in batches of one size, each at a secret
+position (`farthing.data.weighted` has the theorem).
 """
 
 import math
@@ -55,15 +55,15 @@ from farthing.queries.query import Query
 from farthing.queries.samplers import Everyone, Indices
 
 Array = NDArray[np.float64]
-Value = Callable[[Any, Any], Any]  # (true targets, predictions) -> one number in [0, 1] a record
+Value = Callable[[Any, Any], Any]  # (true targets, predictions) -> one number in [0, 1] per record
 
-_ROUNDED = 1 - 1e-9  # so that parts, added up in floats, still fit
+_ROUNDED = 1 - 1e-9  # so that float sums of parts still fit
 _ONE = ClipValue(0.0, 1.0)
-_PLACES = 256  # rows that are predicted at once
+_PLACES = 256  # rows per batch of predictions
 
 
 def equal_part(ledger: Ledger, times: int) -> Budget:
-    """The (ε, δ) of which ``times`` parts fit what is left of a ledger, by that ledger's own filter.
+    """Return the (ε, δ) of which ``times`` parts fit the remainder of a ledger, by the ledger's filter.
 
     >>> import farthing as ft
     >>> print(equal_part(ft.Ledger(ft.Budget(1.0, 1e-5)), 16))
@@ -73,7 +73,7 @@ def equal_part(ledger: Ledger, times: int) -> Budget:
 
 
 def part_of_rest(ledger: Ledger, share: float) -> Budget:
-    """Return the (ε, δ) of a share of what is left of a ledger: of its μ², its ρ, or its ε and δ."""
+    """Return the (ε, δ) of a share of a ledger's remainder: of its μ², its ρ, or its ε and δ."""
     rest = ledger.rest
     match ledger.filter:
         case GdpFilter():
@@ -89,9 +89,9 @@ def part_of_rest(ledger: Ledger, share: float) -> Budget:
 
 @dataclass(frozen=True, slots=True)
 class Folds:
-    """``cv=`` for scikit-learn: every record goes into one of ``splits`` folds by a die of its own.
+    """``cv=`` for scikit-learn: assigns every record independently to one of ``splits`` folds.
 
-    Folds are therefore of about equal size, not exactly. Each call of `split` throws anew.
+    Folds are therefore only approximately equal in size. Each call of `split` draws anew.
     """
 
     splits: int = 5
@@ -108,7 +108,7 @@ class Folds:
     def split(
         self, X: Any, y: Any = None, groups: Any = None
     ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp]]]:
-        """The places of training and held-out rows; records with the same ``groups`` stay together."""
+        """Yield the positions of training and held-out rows; records of the same ``groups`` stay together."""
         if groups is None:
             fold = self.stream.uniform_below(self.splits, arrays.length(X))
         else:
@@ -119,7 +119,7 @@ class Folds:
 
 
 def _members(names: NDArray[Any]) -> NDArray[np.intp]:
-    """Return the number of every record's group; what cannot be looked up is a group of its own."""
+    """Return the number of every record's group; a value that cannot be hashed is its own group."""
     if names.dtype.kind != "O":
         return np.unique(names, return_inverse=True)[1]
     known: dict[Any, int] = {}
@@ -127,20 +127,20 @@ def _members(names: NDArray[Any]) -> NDArray[np.intp]:
     for place, name in enumerate(names.tolist()):
         try:
             found[place] = known.setdefault(name, len(known))
-        except Exception:  # whatever it is, it is one record's
+        except Exception:  # it belongs to one record only
             found[place] = known.setdefault(object(), len(known))
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class PrivateScore:
-    """``scoring=`` for scikit-learn: the share of right answers on held-out rows, noisy and charged.
+    """``scoring=`` for scikit-learn: the accuracy on held-out rows, noisy and charged.
 
     Every call takes the part (``epsilon``, ``delta``) of ``ledger``, or raises `BudgetSpent`. ``value`` may
-    give another number in [0, 1] a record (values beyond are clipped), from true targets and predictions.
-    The sum is divided by ``records``, a public number of held-out rows (of N rows in k folds, N/k): the real
-    one is private, and a score divided by it would tell it. The noise may carry a score below 0 or above 1;
-    it is left so, since the mean of several is then unbiased.
+    compute another number in [0, 1] per record (values beyond are clipped) from true targets and predictions.
+    The sum is divided by ``records``, a public number of held-out rows (for N rows in k folds, N/k): the true
+    number is private, and dividing by it would reveal it. Noise may move a score below 0 or above 1; it is
+    not clipped, so that means of several scores are unbiased.
     """
 
     ledger: Ledger
@@ -153,7 +153,7 @@ class PrivateScore:
         validate.count(records=self.records)
 
     def __call__(self, estimator: Any, X: Any, y: Any) -> float:
-        """The noisy score of a fitted model."""
+        """Return the noisy score of a fitted model."""
         rows = Held(X, y)
         part = _part(self.ledger, self.epsilon, self.delta)
         relation = part.budget.adjacency
@@ -176,12 +176,12 @@ def choose(
     *,
     value: Value | None = None,
 ) -> int:
-    """The place of the model that is right most often on these rows, by the exponential mechanism.
+    """Return the index of the model that is right most often on these rows, by the exponential mechanism.
 
-    One record raises each count by at most 1, so the gap of two counts moves by 1 when it comes or goes and
-    by 2 when it is replaced (`NoisyMax`). The price, the part (``epsilon``, ``delta``) of the ledger or what
-    is left of it, does not grow with the number of models; the counts themselves are not released. ``value``
-    as in `PrivateScore`.
+    One record raises each count by at most 1, so the gap of two counts changes by 1 under add-remove and by 2
+    under replace-one (`NoisyMax`). The price, the part (``epsilon``, ``delta``) of the ledger or its
+    remainder, does not grow with the number of models; the counts are not released. ``value`` as in
+    `PrivateScore`.
 
     >>> import farthing as ft
     >>> from sklearn.dummy import DummyClassifier
@@ -201,26 +201,26 @@ def choose(
 
 
 def _part(ledger: Ledger, epsilon: float | None, delta: float | None) -> Ledger:
-    """A part of a ledger, spent as the ledger is: under basic composition a single answer is best pure."""
+    """Return a part of a ledger with its filter; under basic composition one answer is best made pure."""
     return ledger.allot(
         epsilon, delta, filter=BasicFilter if isinstance(ledger.filter, BasicFilter) else None
     )
 
 
 class Held:
-    """Held-out rows of any kind that scikit-learn takes, as records."""
+    """Held-out rows of any type that scikit-learn accepts, as records."""
 
     def __init__(self, X: Any, y: Any) -> None:
         self.X = arrays.indexed(X)
-        self.y = arrays.column(y, "targets")  # of any type: a label more must not change what others are
+        self.y = arrays.column(y, "targets")  # one more label must not change the type of the others
         if self.y.dtype.kind == "V" or len(self.y) != arrays.length(self.X):
-            raise InvalidValue("targets must be one number or label a row")  # how many is no one's business
+            raise InvalidValue("targets must be one number or label per row")  # the lengths are private
 
     def __len__(self) -> int:
         return len(self.y)
 
     def take(self, indices: Indices) -> "Held":
-        """Return the rows at ``indices``, by their own indexing."""
+        """Return the rows at ``indices`` by the container's own indexing."""
         if isinstance(indices, slice) and indices == slice(None):
             return self
         rows = self.X.iloc if hasattr(self.X, "iloc") else self.X if hasattr(self.X, "shape") else None
@@ -230,7 +230,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """The value of each record to each model, one column a model."""
+    """The value of each record for each model, with one column per model."""
 
     models: tuple[Any, ...]
     value: Value | None
@@ -245,19 +245,19 @@ class _Values:
         return np.concatenate(totals)
 
     def _of(self, model: Any, records: Held, bound: ClipValue) -> Array:
-        # estimators predict nothing for nobody; a value that does not fit shows there all the same
+        # estimators cannot predict zero rows; check the shape of ``value`` all the same
         predicted = placed_predictions(model, records) if len(records) else records.y
         found = _right(records.y, predicted) if self.value is None else self.value(records.y, predicted)
         each = np.asarray(found, dtype=np.float64)
         if each.shape != records.y.shape:
-            raise InvalidValue(f"value must give one number a record, got {each.ndim} dimensions")
+            raise InvalidValue(f"value must give one number per record, got {each.ndim} dimensions")
         return summed(bound.apply, each[:, None])
 
 
 def placed_predictions(model: Any, records: Held) -> NDArray[Any]:
-    """Return what a model predicts of all rows, each at a secret place among others of one public number.
+    """Return a model's predictions of all rows, each at a secret position in a batch of a public size.
 
-    A place that no row has is filled by one that is there, whose prediction is not looked at.
+    Empty positions are filled with an existing row, whose prediction is ignored.
     """
     at, order, parts = drawn_places(len(records), _PLACES), list[Any](), list[Any]()
     for members in rounds(at):
@@ -265,14 +265,14 @@ def placed_predictions(model: Any, records: Held) -> NDArray[Any]:
         places[at[members]] = members
         found = np.asarray(model.predict(records.take(places).X))
         if found.shape[:1] != (_PLACES,):
-            raise InvalidValue("a model must predict one number or label a row")
+            raise InvalidValue("a model must predict one number or label per row")
         order.append(members)
         parts.append(found[at[members]])
     return np.asarray(np.concatenate(parts)[np.argsort(np.concatenate(order))])
 
 
 def _right(y: NDArray[Any], predicted: NDArray[Any]) -> Any:
-    """Return which targets are predicted, in an array of objects one by one."""
+    """Return which predictions equal the targets; arrays of objects are compared one by one."""
     if y.dtype.kind != "O" or predicted.shape != y.shape:
         return y == predicted
     pairs = zip(y.tolist(), predicted.tolist(), strict=True)
@@ -282,5 +282,5 @@ def _right(y: NDArray[Any], predicted: NDArray[Any]) -> Any:
 def _equal(one: Any, other: Any) -> bool:
     try:
         return bool(one == other)
-    except Exception:  # what cannot be compared, as the missing value of pandas
+    except Exception:  # values that cannot be compared, such as pandas.NA
         return False

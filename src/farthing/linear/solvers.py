@@ -1,4 +1,4 @@
-"""The methods behind ``solver=``, by name and as objects that carry a method's settings.
+"""Define the methods behind ``solver=``, by name and as objects that carry a method's settings.
 
 >>> import farthing as ft
 >>> model = ft.LogisticRegression(1.0, 1e-6, solver=ft.DPAGD(growth=0.2, clip_gradient=3.0))
@@ -7,14 +7,13 @@ DPAGD(clip_norm=3.0, growth=0.2)
 >>> model.set_params(solver__growth=0.3).solver.growth
 0.3
 
-A setting is a keyword-only argument of the method's algorithm in `farthing.linear.methods`, and nothing else
-is: names, defaults and types are read from its signature, by the objects here and by ``farthing train
---set``. An alias is the symbol of a paper; ``grid.count`` is a field of the setting ``grid``.
+The settings are exactly the keyword-only arguments of the method's algorithm in `farthing.linear.methods`:
+these objects and ``farthing train --set`` read names, defaults and types from its signature. An alias is the
+symbol of a paper; ``grid.count`` is a field of the setting ``grid``.
 
-An object is a setting of an estimator like any other for scikit-learn: `clone`, ``get_params``,
-``set_params`` and a grid over ``solver__growth`` work. It makes no promise of its own: the guarantee is that
-of the fit, (ε, δ) of its budget, by the theorem that the algorithm cites. What a method refuses, it refuses
-before anything is charged.
+For scikit-learn an object is a parameter of an estimator like any other: `clone`, ``get_params``,
+``set_params`` and a grid over ``solver__growth`` work. The guarantee is that of the fit, (ε, δ) of its
+budget, by the theorem that the algorithm cites. A method refuses invalid settings before anything is charged.
 """
 
 import dataclasses
@@ -48,29 +47,29 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SolverMethod:
-    """An algorithm and the way in which it spends.
+    """An algorithm and the way it spends its budget.
 
     Parameters
     ----------
     algorithm : callable
         A generator (ledger, problem) -> steps; its keyword-only arguments are its settings.
     filter : callable, optional
-        From a budget to the privacy filter that it needs; None where it promises a plan.
+        A function from a budget to the privacy filter that it needs; None if it promises a plan.
     private : bool, default True
-        False for a baseline that takes the table itself.
+        False for a baseline that reads the table itself.
     aliases : mapping
-        The papers' symbols, by which settings may be named as well.
+        The symbols of papers, as further names of settings.
     batches : callable, optional
-        The filter, if another one, where ``sampling_rate`` is set.
+        The filter to use instead if ``sampling_rate`` is set.
     rehearsed : bool, default False
-        Whether the caller has tried it on made-up rows, so that `fit` need not.
+        Whether the caller has already tried it on made-up rows, so that `fit` does not.
     personal : {"weights", "rates"}, optional
-        How records with budgets of their own take part: all of them, weighed, or in batches, each at a rate
-        of its own. None where a method cannot tell them apart.
+        How records with personal budgets take part: all of them with weights, or in batches with personal
+        sampling rates. None if the method does not support personal budgets.
     weighed : bool, default False
-        Whether all that it asks is bounded for records with weights as well (`farthing.data.weighted`).
+        Whether all of its queries are bounded for records with weights too (`farthing.data.weighted`).
     warm : bool, default False
-        Whether it begins at released weights where there are some (`Problem.begin`).
+        Whether it can begin at released weights (`Problem.begin`).
     """
 
     algorithm: Any
@@ -85,7 +84,7 @@ class SolverMethod:
 
     @property
     def settings(self) -> Settings:
-        """Return the names that can be set, with their defaults; fields of a setting as ``name.field``."""
+        """Return the names of settings with their defaults; fields of a setting as ``name.field``."""
         found: Settings = {}
         for name, default in _defaults(self.algorithm).items():
             found[name] = default
@@ -94,7 +93,7 @@ class SolverMethod:
         return found
 
     def resolved(self, settings: Mapping[str, Any], name: str = "the method") -> Settings:
-        """Return ``settings`` by the algorithm's own names; refuse a name that it does not have."""
+        """Return ``settings`` by the algorithm's own names; refuse unknown names."""
         found: Settings = {}
         defaults = self.settings
         for given, value in settings.items():
@@ -106,12 +105,12 @@ class SolverMethod:
                 whole: Any = found.get(outer, defaults[outer])
                 value = replace(whole, **{inner: value})
             elif outer in found:
-                raise InvalidValue(f"{name}: {given!r} sets {outer!r}, which was set before")
+                raise InvalidValue(f"{name}: {given!r} sets {outer!r} a second time")
             found[outer] = value
         return found
 
     def parsed(self, texts: Iterable[str], name: str) -> Settings:
-        """Read settings from NAME=VALUE, each value as the algorithm's annotation says."""
+        """Return settings from NAME=VALUE texts, converted by the algorithm's annotations."""
         found: Settings = {}
         names = [each for each, default in self.settings.items() if not dataclasses.is_dataclass(default)]
         for text in texts:
@@ -122,7 +121,7 @@ class SolverMethod:
             if known not in names:
                 raise InvalidValue(f"--method {name} has no setting {given!r}: {_offer(names)}")
             if known in found:
-                raise InvalidValue(f"--set {given}={value}: {known!r} was set before")
+                raise InvalidValue(f"--set {given}={value}: {known!r} is set twice")
             found[known] = _read(_annotation(self.algorithm, known), value, f"--set {given}")
         return found
 
@@ -178,8 +177,8 @@ REGRESSORS: dict[str, SolverMethod] = {
     "functional": SolverMethod(functional, BasicFilter),
     "gradient": SolverMethod(noisy_gradient, personal="weights", weighed=True),
 }
-PURE = "pure", "functional"  # what "auto" stands for where delta is 0
-GENERALISED: dict[str, SolverMethod] = {  # losses of numbers other than squares
+PURE = "pure", "functional"  # the choices of "auto" if delta is 0
+GENERALISED: dict[str, SolverMethod] = {  # for regression losses other than squares
     "auto": SolverMethod(generalised, personal="weights", weighed=True, warm=True),
     "nonprivate": CLASSIFIERS["nonprivate"],
 }
@@ -199,14 +198,14 @@ def _fields(value: Any) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def _annotation(algorithm: Any, name: str) -> Any:
-    """Return the annotation of a setting, or of the field of one."""
+    """Return the annotation of a setting, or of a field of one."""
     outer, _, inner = name.partition(".")
     found = {parameter.name: parameter.annotation for parameter in _parameters(algorithm)}[outer]
     return {each.name: each.type for each in _fields(found)}[inner] if inner else found
 
 
 def _read(annotation: Any, text: str, name: str) -> Any:
-    """A value of this type, as it is typed."""
+    """Return a text as a value of this type."""
     kinds = _alternatives(annotation)
     for kind in kinds:
         read = kind if kind in (int, float) else _TEXTS.get(kind, {kind: kind}).__getitem__
@@ -218,7 +217,7 @@ def _read(annotation: Any, text: str, name: str) -> Any:
 
 
 def _alternatives(annotation: Any) -> list[Any]:
-    """The types of a union, and the texts of a literal, one by one."""
+    """Return the types of a union and the values of a literal as a flat list."""
     origin = typing.get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
         return [kind for part in typing.get_args(annotation) for kind in _alternatives(part)]
@@ -233,14 +232,14 @@ _WORDS = {float: "a number", int: "a whole number", bool: "true or false", types
 
 
 class Solver(BaseEstimator):  # type: ignore[misc]
-    """A method with its settings, for ``solver=`` of an estimator; the classes below are its kinds."""
+    """A method with its settings, for ``solver=`` of an estimator; the base of the classes below."""
 
     _plain: ClassVar[SolverMethod]
 
     def __init_subclass__(cls, known: SolverMethod, **more: Any) -> None:
         super().__init_subclass__(**more)
         cls._plain, cls.__init__ = known, _constructor(cls, known)  # type: ignore[method-assign]
-        # the algorithm's parameters stand between the first line of a class and its notes
+        # insert the algorithm's parameters between the first line of a class docstring and its notes
         first, _, notes = inspect.cleandoc(cls.__doc__ or "").partition("\n\n")
         _, _, parameters = (inspect.getdoc(known.algorithm) or "").partition("\n\n")
         cls.__doc__ = "\n\n".join(part for part in (first, parameters, notes) if part)
@@ -252,7 +251,7 @@ class Solver(BaseEstimator):  # type: ignore[misc]
 
 
 def _constructor(cls: type[Solver], known: SolverMethod) -> Callable[..., None]:
-    """``__init__`` with the algorithm's keyword arguments, which is where scikit-learn looks for them."""
+    """Return an ``__init__`` with the algorithm's keyword arguments, where scikit-learn looks for them."""
 
     def __init__(self: Solver, **settings: Any) -> None:
         defaults = _defaults(known.algorithm)
@@ -281,12 +280,12 @@ class Descent(Solver, known=CLASSIFIERS["auto"]):
 
 
 class DPAGD(Solver, known=CLASSIFIERS["dpagd"]):
-    """DP-AGD of Lee & Kifer 2018, ``"dpagd"``: gradients bought as exactly as a noisy line search asks.
+    """DP-AGD of Lee & Kifer 2018, ``"dpagd"``: a noisy line search sets the price of each gradient.
 
     Notes
     -----
     `farthing.linear.methods.dpagd`; a zCDP filter, or on batches a Rényi filter, under every adjacency
-    (batches: not replace-one). The papers' names (``gamma``, ``C_grad``, ...) are taken as well.
+    (batches: not replace-one). The papers' names (``gamma``, ``C_grad``, ...) are accepted too.
 
     Examples
     --------
@@ -302,7 +301,7 @@ class DPSGD(Solver, known=CLASSIFIERS["sgd-ma"]):
     Notes
     -----
     `farthing.linear.methods.dpsgd`; a promised plan of subsampled Gaussian answers, priced by tight
-    accounting, against anyone who does not see the draws.
+    accounting, against an observer who does not see the draws.
 
     Examples
     --------
@@ -317,8 +316,8 @@ class SGDAdv(Solver, known=CLASSIFIERS["sgd-adv"]):
 
     Notes
     -----
-    `farthing.linear.methods.dpsgd`; charged for the plan that ran, which costs less than the noise was
-    chosen for.
+    `farthing.linear.methods.dpsgd`; charged for the plan that ran, which costs less than advanced
+    composition.
 
     Examples
     --------

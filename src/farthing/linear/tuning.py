@@ -1,8 +1,8 @@
 """Tune estimators: find parameters and a model with them, for little more than one fit costs.
 
 `tune` fits and scores a random number of candidates and releases the best (`farthing.ledger.tuning`). It is a
-function and not another estimator: it is done once, on one ledger, and what it pays stands in its call; a
-search that is itself cloned and fitted again would pay again.
+function and not an estimator, so that its cost is visible in one call: a search that is cloned and fitted
+again would pay again.
 
 >>> import numpy as np
 >>> import farthing as ft
@@ -16,14 +16,13 @@ search that is itself cloned and fitted again would pay again.
 >>> tuned.candidate["bounds"] in (None, (0, 1), (0, 100))
 True
 
-A candidate is scored on the rows that it was fitted on: a private fit hardly knows any of them, and none is
-set aside. Score and fit share the run's budget, as Gaussian answers that are composed.
+A candidate is scored on the rows that it was fitted on: a private fit depends little on any of them, and none
+is set aside. Score and fit share the run's budget as composed Gaussian answers.
 
-Search with a number of fits that is not known ahead: while trials fit, and with a part kept for last.
-
-`GridSearchCV` is paid for in equal parts, whose number has to be known (`farthing.linear.selection`). Here
-every trial costs the same, the next candidate may follow from all scores so far, and the search ends when
-the candidates do, when a rule says so, or when one more trial would touch what is set aside for the last fit.
+`search` tries a number of candidates that is not fixed in advance, and keeps a part for the last fit.
+`GridSearchCV` is paid for in equal parts, whose number must be known (`farthing.linear.selection`). Here
+every trial costs the same, the next candidate may depend on all scores so far, and the search ends with the
+candidates, by a rule, or before a trial that would use the part kept for the last fit.
 
 >>> import numpy as np
 >>> import farthing as ft
@@ -40,8 +39,8 @@ the candidates do, when a rule says so, or when one more trial would touch what 
 (True, 1.0)
 
 **Guarantee.** Trials and the last fit are parts of one ledger, by its GDP filter or by basic composition.
-Both allow the number and the prices of further parts to follow from earlier answers. Every score is released;
-where only the best run is needed, `farthing.linear.tuning` costs less.
+Both allow the number and the prices of further parts to depend on earlier answers. Every score is released;
+if only the best run is needed, `tune` costs less.
 """
 
 import math
@@ -64,7 +63,7 @@ from farthing.linear.base import PUBLIC_SIZE
 from farthing.linear.selection import Held, PrivateScore, Value, part_of_rest
 from farthing.queries.events import PoissonEvent
 
-_ROUNDED = 1 - 1e-9  # so that both parts, added up in floats, still fit
+_ROUNDED = 1 - 1e-9  # so that the float sum of both parts still fits
 
 Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]] | Callable[[int], Mapping[str, Any]]
 
@@ -90,31 +89,31 @@ def tune(
     Parameters
     ----------
     estimator : estimator
-        An estimator of farthing, or one with its parameters ``ledger``, ``epsilon`` and ``delta``, that
-        spends Gaussian answers (every solver but those that promise a plan).
+        An estimator of farthing, or one with parameters ``ledger``, ``epsilon`` and ``delta``, that spends
+        Gaussian answers (every solver except those that promise a plan).
     candidates : dict or sequence of dict or callable
-        Parameters to draw from: a grid, a list, or a function of a random seed, a whole number. They
-        must not depend on records.
+        Parameters to draw from: a grid, a list, or a function of a random seed (an integer). They must not
+        depend on records.
     X, y : array-like
         The private rows and their targets.
     ledger : Ledger
-        The ledger that pays: one that was not asked, or one with ``filter=BasicFilter``.
+        The ledger that pays: one without answers, or one with ``filter=BasicFilter``.
     epsilon, delta : float, optional
-        The part of it that all runs together cost; what is left by default.
+        The part of the budget for all runs together; by default the remainder.
     runs : float, default 10
         The expected number of runs.
     distribution : {"geometric", "logarithmic", "poisson"} or float, default "geometric"
-        The distribution of their number (`best_of`).
+        The distribution of the number of runs (`best_of`).
     score_share : float, default 0.1
-        The part of a run's budget, in μ², that its score costs.
+        The share of a run's μ² that pays for its score.
     value : callable, optional
-        A number in [0, 1] a record from targets and predictions, as for `PrivateScore`; whether they agree by
-        default. A regressor needs one.
+        A number in [0, 1] per record from targets and predictions, as for `PrivateScore`; by default whether
+        they agree. A regressor needs one.
     records : int, optional
-        The public number of records. None takes the table's own length as public.
+        The public number of records. None takes the length of the table as public.
     sampling_rate : float, optional
-        Tune on a Poisson sample of the records, drawn once, which costs less; fit on all of them afterwards,
-        from what is left. It needs ``filter=BasicFilter`` and add-remove.
+        Tune on a Poisson sample of the records, drawn once, which costs less; fit on all of them afterwards
+        from the remainder. It needs ``filter=BasicFilter`` and add-remove.
 
     Returns
     -------
@@ -124,9 +123,9 @@ def tune(
     Raises
     ------
     BudgetSpent
-        Where it does not fit; nothing is charged then.
+        If it does not fit the budget; nothing is charged then.
     InvalidValue, Unsupported
-        For wrong arguments and candidates, before the charge.
+        For invalid arguments and candidates, before the charge.
 
     Examples
     --------
@@ -141,7 +140,7 @@ def tune(
     """
     share = validate.probability(score_share=score_share)
     if value is None and is_regressor(estimator):
-        raise InvalidValue("a regressor needs value=, a number in [0, 1] a record: larger is better")
+        raise InvalidValue("a regressor needs value=, a number in [0, 1] per record: larger is better")
     count, part = run_count(runs, distribution), part_of(ledger, epsilon, delta)
     rows = Held(X, y)
     size = len(rows) if records is None else validate.count(records=records)
@@ -157,7 +156,7 @@ def tune(
     def run(candidate: Mapping[str, Any], own: Ledger) -> tuple[Any, float]:
         fit, score = (share_of(own, each) for each in (1 - share, share))
         model = made(estimator, candidate)
-        if not len(rows):  # an empty sample must not be refused: nobody has paid for that
+        if not len(rows):  # an error for an empty sample would be a release that was not paid for
             raise NotReleased("a sample of no record has no best candidate")
         model.set_params(ledger=own, epsilon=fit.epsilon, delta=fit.delta, records=size).fit(rows.X, rows.y)
         if records is None:
@@ -173,19 +172,19 @@ def tune(
 
 
 def share_of(ledger: Ledger, share: float) -> Budget:
-    """Return the part of a ledger's Gaussian DP that has this share of its μ²."""
+    """Return the part of a ledger's Gaussian DP with this share of its μ²."""
     assert isinstance(ledger.filter, GdpFilter)
     mu, delta = ledger.filter.mu * math.sqrt(share) * _ROUNDED, ledger.budget.delta
     return ledger.budget.with_(gaussian.epsilon(mu, delta), delta)
 
 
 def _before_sampling(part: Budget, rate: float) -> Budget:
-    """What sampling at a rate makes a part of: the inverse of (log(1 + q(e^ε - 1)), qδ)."""
+    """Return the budget that sampling amplifies to this part: the inverse of (log(1 + q(e^ε - 1)), qδ)."""
     return part.with_(math.log1p(math.expm1(part.epsilon) / rate) * _ROUNDED, min(part.delta / rate, 0.5))
 
 
 def _listed(estimator: Any, candidates: Parameters) -> Candidates:
-    """Candidates as `best_of` takes them; a name that the estimator does not have is refused."""
+    """Return candidates as `best_of` expects them; refuse unknown parameter names."""
     if callable(candidates):
         return candidates
     listed = list(ParameterGrid(candidates) if isinstance(candidates, Mapping) else candidates)
@@ -214,7 +213,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
-    """The best candidate, a model fitted with all that was left, every trial, and what holds of them all."""
+    """The best candidate, a model fitted with the remaining budget, all trials, and their guarantee."""
 
     candidate: Mapping[str, Any]
     model: Any
@@ -239,24 +238,24 @@ def search(
     value: Value | None = None,
     records: int | None = None,
 ) -> Found:
-    """Try candidates one after the other while their trials fit, and fit the best with what is left.
+    """Try candidates in turn while their trials fit, and fit the best one with the remaining budget.
 
     Parameters
     ----------
     estimator : estimator
         As for `tune`.
     candidates : iterable of dict, or callable
-        Parameters to try, or a function from the trials so far to the next ones, None to end.
+        Parameters to try, or a function from the trials so far to the next parameters, None to end.
     X, y : array-like
         The private rows and their targets.
     ledger : Ledger
         The ledger that pays, by the GDP filter or by basic composition.
     epsilon, delta : float
-        What one trial costs: a fit and a score.
+        The cost of one trial: a fit and a score.
     keep : float, default 0.5
-        The part of what is left at the beginning that no trial may touch; in μ², or in ε and δ.
+        The share of the initial remainder that no trial may use; of μ², or of ε and δ.
     score_share : float, default 0.1
-        The part of a trial's budget, in μ², that its score costs.
+        The share of a trial's μ² that pays for its score.
     value, records
         As for `tune`.
 
@@ -267,13 +266,13 @@ def search(
     Raises
     ------
     BudgetSpent
-        If not one trial fits beside what is kept; nothing is charged then.
+        If not even one trial fits beside the part that is kept; nothing is charged then.
     InvalidValue, Unsupported
-        For wrong arguments, and candidates that the estimator refuses, before their trial is charged.
+        For invalid arguments, and for candidates that the estimator refuses, before their trial is charged.
     """
     share, kept = validate.probability(score_share=score_share), validate.probability(keep=keep)
     if not isinstance(ledger.filter, GdpFilter | BasicFilter):
-        raise Unsupported(f"a search is paid for by the GDP or the basic filter, not by {ledger.filter.name}")
+        raise Unsupported(f"a search needs the GDP or the basic filter, got {ledger.filter.name}")
     rows, trial = Held(X, y), ledger.budget.with_(epsilon, validate.probability(delta=delta))
     size = len(rows) if records is None else validate.count(records=records)
     last, trials = part_of_rest(ledger, kept), tuple[Trial, ...]()
@@ -303,7 +302,7 @@ def search(
 
 
 def _fits(ledger: Ledger, trial: Budget, last: Budget) -> bool:
-    """Whether one more trial leaves what is kept, tried on a ledger in memory."""
+    """Return whether one more trial leaves the part that is kept, tried on a ledger in memory."""
     like = ledger.rehearsal()
     try:
         for part in (trial, last):

@@ -1,22 +1,22 @@
 """Read the weights of records and classes, and buy their totals from the budget of a fit.
 
-``sample_weight`` gives every record a private number from 0 to a declared largest one
-(``max_sample_weight``); beyond that it is clamped. ``class_weight`` multiplies it by a public number a class,
-or, "balanced", by n / (K n_k) with class totals n_k that are bought. A record's clipped terms are then
-multiplied by its share of the largest weight that may occur, which moves no sum further
-(`farthing.data.weighted` has the proof), so a fit costs what it costs without weights.
+``sample_weight`` gives every record a private number from 0 to a declared maximum (``max_sample_weight``), to
+which larger ones are clamped. ``class_weight`` multiplies it by a public number per class or, if "balanced",
+by n / (K n_k) with class totals n_k that are bought. A record's clipped terms are multiplied by its weight
+over the largest possible one, which does not increase the sensitivity (`farthing.data.weighted` has the
+proof), so a fit costs the same as without weights.
 
-Methods divide sums by the number of records, and with weights that is their total, which is private: a share
-of μ² (or ρ) buys the totals of all classes in one answer, one cell a record, of norm 1. A method that
+Methods divide sums by the number of records, which with weights is their total and is private: a share of μ²
+(or ρ) buys the totals of all classes in one answer with one cell per record, of norm 1. A method that
 promises a plan cannot buy them, and divides by the number of records.
 
-*Budgets of their own.* Records with personal budgets are weighted, too, or drawn, by the solver. In *batches*
+*Personal budgets.* The solver gives records with personal budgets weights or sampling rates. In *batches*
 (``"sgd-ma"``) each record is drawn at the rate that spends its own ε by tight accounting; sums are divided by
-the expected size of a batch. Where a solver asks *everybody* by Gaussian answers (``"auto"`` and all that
-divide a budget by `farthing.linear.budget_schedule`), each record counts with a weight μ(ε, δ) / μ of the
-largest; to the solver's rules n records then are the sum of their weights. Both are rules of public numbers:
-the levels of budget, and how many records are on each. The guarantees are those of
-`farthing.queries.personal`, a level each, under every adjacency.
+the expected batch size. For solvers that query *all records* by Gaussian answers (``"auto"`` and all that use
+`farthing.linear.budget_schedule`), each record has the weight μ(ε, δ) / μ of the largest; the number of
+records is then replaced by the sum of their weights. Both depend on public numbers only: the levels of
+budget, and the number of records on each. The guarantees are those of `farthing.queries.personal`, one per
+level, under every adjacency.
 """
 
 from collections.abc import Mapping
@@ -42,16 +42,16 @@ from farthing.statistics.spending import Allowance
 
 Array = NDArray[np.float64]
 
-SHARE = 0.02  # of μ², for the totals
-_SHYEST = 2.0  # deviations of the noise that a class total is at least taken for
+SHARE = 0.02  # share of μ² for the totals
+_SHYEST = 2.0  # a class total is taken to be at least this many deviations of its noise
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordWeights:
-    """What records count: private shares of a largest weight, and the public weights of their classes.
+    """The weights of records: private fractions of a largest weight, and the public weights of classes.
 
-    ``codes`` are the places of the classes, NaN for a label that is not declared. ``by_class`` has one number
-    a class, or is None where classes are balanced.
+    ``codes`` are the indices of the classes, NaN for an undeclared label. ``by_class`` has one number per
+    class, or is None if classes are balanced.
     """
 
     shares: Array
@@ -61,22 +61,22 @@ class RecordWeights:
     by_class: Array | None
 
     def refuse(self, method: SolverMethod, people: Any) -> None:
-        """Refuse weights where no proof covers them, before anything is charged."""
+        """Refuse weights that no proof covers, before anything is charged."""
         if not method.weighed:
             raise Unsupported(
                 "this solver has no proof for records with weights: use solver='auto', or 'sgd-ma' for "
                 "batches ('sufficient' or 'gradient' for regression)"
             )
         if people is not None:
-            raise Unsupported("budgets weigh records already: leave sample_weight and class_weight out")
+            raise Unsupported("budgets weigh records already: leave out sample_weight and class_weight")
         if self.by_class is None and not _sells(method):
             raise Unsupported(
                 "class_weight='balanced' buys class totals, and this solver promises its whole budget: use "
-                "solver='auto', or give a dictionary"
+                "solver='auto', or pass a dictionary"
             )
 
     def settled(self, ledger: Ledger, method: SolverMethod, records: int) -> tuple[Array, int, float]:
-        """Buy the totals; return the share of each record, their total, and the largest weight."""
+        """Buy the totals; return the fraction of each record, their total, and the largest weight."""
         totals, noise = self._bought(ledger) if _sells(method) else (np.zeros(0), 0.0)
         by_class = self.by_class
         if by_class is None:
@@ -91,7 +91,7 @@ class RecordWeights:
         return shares, records, self.largest * most
 
     def _bought(self, ledger: Ledger) -> tuple[Array, float]:
-        """Return the noisy sum of the shares of every class, and the deviation of its noise."""
+        """Return the noisy sum of the fractions of every class, and the deviation of its noise."""
         rows = Rows(np.column_stack([self.shares, self.codes]))
 
         def cells(arrays: Any, w: Any) -> Array:
@@ -105,24 +105,24 @@ def _sells(method: SolverMethod) -> bool:
 
 
 def read(sample_weight: Any, largest: float | None, rows: int) -> tuple[Array, float]:
-    """Return every record's share of the largest weight, and that weight; all 1 where none are given."""
+    """Return every record's fraction of the largest weight, and that weight; all 1 without weights."""
     if sample_weight is None:
         return np.ones(rows), 1.0
     if largest is None:
         raise InvalidValue(
-            "sample_weight needs max_sample_weight, the largest weight that may occur: how much one record "
-            "counts is bounded by it, so it must be declared and not read from the records"
+            "sample_weight needs max_sample_weight, the largest possible weight: it bounds the influence of "
+            "one record, so it must be declared and not read from the records"
         )
     most = validate.positive(max_sample_weight=largest)
-    said = "sample_weight must be one number a row"
+    said = "sample_weight must be one number per row"
     values = np.asarray(arrays.attempt(lambda: arrays.target(sample_weight), said=said), dtype=np.float64)
     if values.shape != (rows,):
-        raise InvalidValue(said)  # how many there are is no one's business
-    return np.where(np.isfinite(values), np.clip(values / most, 0.0, 1.0), 0.0), most
+        raise InvalidValue(said)  # the lengths are private
+    return np.where(np.isfinite(values), np.clip(values, 0.0, most) / most, 0.0), most
 
 
 def of_classes(class_weight: Any, classes: NDArray[Any]) -> Array | None:
-    """Return the public weight of each class, 1 where none is given; None where they are balanced."""
+    """Return the public weight of each class, 1 if it has none; None if classes are balanced."""
     if class_weight is None:
         return np.ones(len(classes))
     if isinstance(class_weight, str) and class_weight == "balanced":
@@ -145,9 +145,9 @@ def over(
     people: PersonalBudgets | None,
     weighed: bool,
 ) -> tuple[Ledger, Problem]:
-    """Return the way to rows with everybody's level of budget, and the problem in their numbers.
+    """Return a ledger over rows with their levels of budget, and the problem with the weighted size.
 
-    Rows of another number than ``people``, which are made up, are on the smallest level.
+    Made-up rows, whose number differs from that of ``people``, are all on the smallest level.
     """
     if people is None:
         return ledger.over(rows), problem

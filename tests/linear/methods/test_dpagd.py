@@ -309,7 +309,7 @@ def test_the_papers_splits_set_both_numbers(closed):
         steps = dpagd(ledger, Problem(logistic, 200, 2), rho=rho, opening=0, **given_splits)
         found.append([(step.w[0].tolist(), step.receipts[0].event) for step in itertools.islice(steps, 3)])
     assert found[0] == found[1]
-    with pytest.raises(InvalidValue, match="leave published_splits or sampling_rate out"):
+    with pytest.raises(InvalidValue, match="leave out published_splits or sampling_rate"):
         next(dpagd(ledger, Problem(logistic, 200, 2), published_splits=10, sampling_rate=0.1))
 
 

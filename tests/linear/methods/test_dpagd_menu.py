@@ -79,7 +79,7 @@ def test_an_estimator_spends_from_a_ledger_with_such_a_menu(rule, table):
     ("options", "error", "says"),
     [
         ({"sampling_rate": 0.1}, Unsupported, "dpagd_menu"),
-        ({"sampling_rate": None}, InvalidValue, "give sampling_rate"),
+        ({"sampling_rate": None}, InvalidValue, "pass the sampling_rate"),
         ({"sampling_rate": RATE, "opening": 0.5}, Unsupported, "not on the menu"),
     ],
 )

@@ -117,7 +117,7 @@ def test_a_label_that_is_no_class_counts_as_nothing_and_each_solver_finds_the_sa
     np.testing.assert_allclose(pure.minimiser(whole, bound, linear, 20.0), usual, atol=1e-8)
     monkeypatch.setattr(pure, "_LBFGS_STEPS", 1)
     np.testing.assert_allclose(pure.minimiser(whole, bound, linear, 20.0), usual, atol=1e-8)
-    with pytest.raises(InvalidValue, match="no loss of 3 outputs"):
+    with pytest.raises(InvalidValue, match="not a loss of 3 outputs"):
         objective.bounded_sum(Table(X, Y), None, pure.WideConvex(squared, 1.0, 4, 3))
 
 

@@ -1,1 +1,1 @@
-"""Training algorithms of linear models, one paper a file: generators of `farthing.queries.query.Step`."""
+"""Train linear models: one paper per file, each a generator of `farthing.queries.query.Step`."""

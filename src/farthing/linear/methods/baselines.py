@@ -1,11 +1,11 @@
-"""Baselines for every method: the most frequent class, and a fit without privacy.
+"""Provide baselines for every method: the most frequent class, and a fit without privacy.
 
-`majority` asks once which class is the most frequent, by the exponential mechanism (McSherry & Talwar 2007;
-Gumbel noise, `NoisyMax`). A record adds 1 to one count, so the gap of two counts moves by 1 when it comes or
-goes and by 2 when it is replaced: ε-DP with noise 1/ε or 2/ε. Whatever filter the ledger has, the price is
-the largest that it affords. The weights it yields are zero and the constant predicts that class.
+`majority` selects the most frequent class by one exponential mechanism (McSherry & Talwar 2007; Gumbel noise,
+`NoisyMax`). A record adds 1 to one count, so the gap of two counts changes by 1 under add-remove and by 2
+under replace-one: ε-DP with noise 1/ε or 2/ε. It spends the largest price that the ledger's filter affords.
+The weights are zero and the constant predicts that class.
 
-`nonprivate` minimises the loss plus λ/2 |w|² (not of the constant) by L-BFGS and asks no ledger: it has no
+`nonprivate` minimises the loss plus λ/2 |w|² (without the constant) by L-BFGS and uses no ledger: it has no
 guarantee at all, ε = ∞.
 
 >>> import farthing as ft
@@ -44,7 +44,7 @@ Array = NDArray[np.float64]
 
 @until_spent
 def majority(ledger: Ledger, problem: Problem) -> Iterator[Step]:
-    """Chooses the most frequent class, for the whole budget. Classes are 0 and 1, or 0 to K-1."""
+    """Choose the most frequent class, for the whole budget. Classes are 0 and 1, or 0 to K-1."""
     shift = ledger.budget.adjacency.shift
     bound, contribution = ClipValue(0.0, 1.0), Counts(problem.outputs or 2)
     query = Query(Everyone(), contribution, bound, NoisyMax(shift / choice_epsilon(ledger)))
@@ -59,7 +59,7 @@ def majority(ledger: Ledger, problem: Problem) -> Iterator[Step]:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The number of records of each of ``classes``; a label that is none of them counts nowhere."""
+    """The number of records of each of ``classes``; other labels count as zero."""
 
     classes: int
     honours: ClassVar[tuple[str, ...]] = (Kind.VALUE,)
@@ -74,14 +74,14 @@ class Counts:
 
 
 def nonprivate(table: Table, problem: Problem, *, penalty: float = 1.0, tolerance: float = 1e-5) -> Step:
-    """Minimises Σ loss + penalty/2 |u|², u being the weights on x. **No privacy of any kind.**
+    """Minimise Σ loss + penalty/2 |u|², with u the weights on x. **No privacy of any kind.**
 
     Parameters
     ----------
     penalty : float, default 1.0
         The weight of |u|²/2.
     tolerance : float, default 1e-5
-        It stops where no entry of the gradient of the mean exceeds this.
+        It stops when no entry of the mean gradient exceeds this.
     """
     from scipy.optimize import minimize  # slow to import
 
@@ -104,12 +104,12 @@ def nonprivate(table: Table, problem: Problem, *, penalty: float = 1.0, toleranc
 
 
 def _value_and_gradient(table: Table, loss: Loss, features: Features, w: Array) -> tuple[float, Array]:
-    """Both in one pass over the blocks."""
+    """Return both in one pass over the blocks."""
     u, constant = features.unfold(w)
     value, total = 0.0, Weighted(len(table), features, u.shape[1:])
     for block in table.blocks(features):
         margins = block.margins(u, constant)
-        y = np.nan_to_num(block.y)  # of a blank row, whose z is zero
+        y = np.nan_to_num(block.y)  # NaN belongs to blank rows, whose z is zero
         value += float(loss.value(margins, y).sum())
         total.add(block, loss.residual(margins, y))
     return value, total.value

@@ -1,20 +1,19 @@
-"""Classify by the difference of two class means, bought in two answers, where a budget is worth little.
+"""Classify by the difference of two class means, bought in two answers, where the budget is small.
 
-Where μ n is small beside the number of features, forty gradients and a standardisation drown in noise, and
-`descent` predicts the majority. Here the budget goes into two Gaussian answers:
+If μ n is small relative to the number of features, forty gradients and a standardisation drown in noise, and
+`descent` predicts the majority. This method spends the budget on two Gaussian answers:
 
 1. Σ [α t; s t; β s R] with t = x - c shrunk to norm R (c = 1/2 for features in [0, 1], 0 for unit rows) and
    s = ±1 the class. It gives the difference of the class means, the direction of the weights.
-2. Σ [p; γ s], p being the projection of a row onto that direction, clipped: one number and the share of the
-   classes, with the noise of one. Its mean is where the border goes, moved by the classes' shares.
+2. Σ [p; γ s], where p is the projection of a row onto that direction, clipped, and γ s estimates the class
+   shares at the same noise. The mean of p, shifted by the class shares, is the decision boundary.
 
-Weights have the length of features with a variance of `VARIANCE`, less what noise explains. The constants
-were chosen on made-up tables of 300 to 900 rows, on scikit-learn's wine table and on its digits 0 and 1, 3
-and 8.
+Weights are scaled for features with a variance of `VARIANCE`, minus the part that noise explains. The
+constants were chosen on made-up tables of 300 to 900 rows, on scikit-learn's wine table and on its digits 0
+and 1, 3 and 8.
 
-The guarantee is that of the Gaussian mechanism, twice, under every adjacency: terms have norms of at most
-√(α² + 1 + β²) R and √(1 + γ²), and the parts of μ² add up to 1 (adaptive composition: the direction is
-released).
+The guarantee is that of two Gaussian mechanisms, under every adjacency: terms have norms of at most √(α² + 1
++ β²) R and √(1 + γ²), and the parts of μ² add up to 1 (adaptive composition: the direction is released).
 
 >>> import farthing as ft
 >>> from farthing.data.tables import Table
@@ -43,16 +42,16 @@ from farthing.queries.bounds import ClipNorm, Kind
 
 Array = NDArray[np.float64]
 
-RADIUS = 0.35  # of √features: about the length of a row about the middle of its bounds
+RADIUS = 0.35  # times √features: about the norm of a row centred in its bounds
 VARIANCE = 0.08
-MEAN, LEAD = 0.4, 0.3  # α, β: how loud the mean of all rows and the shares of the classes are asked for
-BORDER, REACH, SIGN = 0.4, 0.5, 0.5  # of μ², for the border; where projections end; γ
-PRIOR = 20.0  # the precision with which classes are taken to be equally frequent
-_WORST = 0.9  # the largest |share difference| of the classes that is believed
+MEAN, LEAD = 0.4, 0.3  # α, β: scales of the mean of all rows and of the class shares
+BORDER, REACH, SIGN = 0.4, 0.5, 0.5  # share of μ² for the boundary; range of projections; γ
+PRIOR = 20.0  # precision of the prior that classes are equally frequent
+_WORST = 0.9  # the largest |difference of class shares|
 
 
 def class_means(schedule: BudgetSchedule, problem: Problem) -> tuple[Array, Array]:
-    """Return weights and constant on x, for what is left of the budget."""
+    """Return weights and constant on x, for the remaining budget."""
     d = problem.width
     middle, radius = (0.0, 1.0) if problem.unit else (0.5, RADIUS * math.sqrt(d))
     sums = ClassSums(Features(d, middle, intercept=0.0, radius=radius))
@@ -77,7 +76,7 @@ def class_means(schedule: BudgetSchedule, problem: Problem) -> tuple[Array, Arra
 
 
 def _lead(*found: tuple[float, float]) -> float:
-    """Return the difference of the classes' shares from noisy ones; nearer to 0 for more noise."""
+    """Return the difference of the class shares from noisy ones, shrunk towards 0 by the noise."""
     precise = sum(noise**-2 for _, noise in found)
     value = sum(value / noise**2 for value, noise in found)
     return float(np.clip(value / (precise + PRIOR), -_WORST, _WORST))
@@ -111,7 +110,7 @@ def _signs(y: Array) -> tuple[NDArray[np.bool_], Array]:
 
 @dataclass(frozen=True, slots=True)
 class ClassSums:
-    """Σ [α t; s t; β s R] of rows t within the radius R: a term has norm √(α² + 1 + β²) R at most."""
+    """Σ [α t; s t; β s R] of rows t within the radius R: a term has norm at most √(α² + 1 + β²) R."""
 
     features: Features
     honours: ClassVar[tuple[str, ...]] = (Kind.NORM,)

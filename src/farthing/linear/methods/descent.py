@@ -1,4 +1,4 @@
-"""The default for classification: private standardisation, then clipped gradient steps on everybody.
+"""Train by the default for classification: private standardisation, then clipped full-batch gradients.
 
 All releases are Gaussian and full-batch, so that the budget divides exactly: shares of μ² (`SHARES`) go to
 
@@ -10,10 +10,11 @@ All releases are Gaussian and full-batch, so that the budget divides exactly: sh
    variance, along which they are lengthened as far as noise allows. Where the matrix would be large
    (`MOST_GRAM`), only its diagonal is asked for;
 3. `STEPS` gradients of z = [(x - mean) · scale; b], clipped at C √E|z|², with momentum; the answer is the
-   mean of the later iterates. Where noise is small there are up to `LONGEST` times as many and C grows, so
-   that a growing budget leads to the optimum without privacy. Steps end early there: whenever a released
-   gradient is mostly noise, or has little in common with the one before, the rest of its part buys half as
-   many, with less of it, down to `LAST`;
+   mean of the later iterates. Where noise allows only steps of less than half the length that is stable,
+   fewer and longer ones go as far (`FEWER`). Where noise is small there are up to `LONGEST` times as many
+   and C grows, so that a growing budget leads to the optimum without privacy. Steps end early there:
+   whenever a released gradient is mostly noise, or has little in common with the one before, the rest of its
+   part buys half as many, with less of it, down to `LAST`;
 4. the derivative of the loss in the length of the weights, three times (`LENGTH` of 3.): clipping and noise
    make weights too long or too short, and probabilities with them. A record's part is residual · margin,
    clamped. Where the noise on it is large (`CLEAR`), it is left out and weights are shortened by `SHORTER`.
@@ -26,7 +27,7 @@ The guarantee is that of Gaussian DP: adaptively chosen Gaussian answers with Σ
 Thakurta 2022), under the ledger's adjacency. Nobody names a number of steps: under exact Gaussian accounting
 more of them cost nothing (noise grows with √T and averages out again), so `STEPS` is what convergence needs.
 Constants were chosen on the Adult, BANK and IPUMS-BR tables at ε from 0.05 to 1.6 and are rules of public
-numbers (n, d, μ) only; docs/methods.md has the figures, and those of tables that played no part in it.
+numbers (n, d, μ) only; docs/methods-results.md has the figures, and those of unseen tables.
 
 >>> import farthing as ft
 >>> from farthing.linear.losses import logistic
@@ -97,6 +98,7 @@ STEPS, MOMENTUM, AVERAGED = 40, 0.5, 0.5
 MEAN_WEIGHT = 0.7  # α: means are asked for so much louder than second moments
 INTERCEPT = 0.15  # b over the typical |z|
 LONGEST = 10.0  # times `STEPS` at most, where noise is small
+FEWER = 0.6  # times `STEPS` at least, where noise allows short steps only
 AMPLE, LAST = 1.5, 8  # from so many times on, steps end early: `along`
 SETTLED, UNLIKE, CLOSE = 1.3, 0.1, 4.0  # in squared lengths of the noise: `_settled`
 LENGTH, CLEAR = 0.03, 0.1  # of μ², for the length of the weights; the most noise at which it is asked for
@@ -133,7 +135,7 @@ def descent(ledger: Ledger, problem: Problem) -> Iterator[Step]:
     clip = float(np.clip(per_weight / 150, 0.4, max(2.0, math.sqrt(per_weight / 250))))
     bound = ClipNorm(clip * min(loss.slope, math.sqrt(2)) * typical(d))
     gradient, w, t = LinearGradient(loss, features), problem.zeros(features.size), 0
-    pace = DescentPace(for_gradients, loss.curvature, LOGIT_NOISE * min(1.0, per_weight))
+    pace = DescentPace(for_gradients, loss.curvature, LOGIT_NOISE * min(1.0, per_weight), fewest=FEWER)
     start = problem.begin(features)
     for t, w in along(schedule, pace, gradient, bound, start, (variances, directions)):
         yield Step(t, features.unfold(length * w), schedule.receipts())
@@ -148,11 +150,17 @@ def typical(width: int) -> float:
 
 
 class DescentPace(NamedTuple):
-    """How fast to descend: a part of μ² for all steps, a curvature, the most noise on a typical margin."""
+    """How fast to descend: a part of μ² for all steps, a curvature, the most noise on a typical margin.
+
+    ``constant_noise`` is how much of it the constant may add to every margin; ``fewest`` steps are taken at
+    least, in units of `STEPS`.
+    """
 
     part: float
     curvature: float
     margin_noise: float
+    constant_noise: float = 2.0
+    fewest: float = 1.0
 
 
 def along(
@@ -164,20 +172,22 @@ def along(
     spectrum: tuple[Array, Array],
 ) -> Iterator[tuple[int, Array]]:
     """Yield the steps of a descent with momentum, numbered: iterates, then the mean of the later ones."""
-    part, curvature, margin_noise = pace
+    part, curvature, margin_noise, constant_noise, fewest = pace
     (variances, directions), d = spectrum, gradient.features.width
     height = gradient.features.intercept
     # a rate of reach would put noise of 1 on every weight in the course of all steps
     reach = (1 - MOMENTUM) / (schedule.deviation(part / STEPS, bound) * math.sqrt(STEPS))
     most = margin_noise * reach / typical(d)
-    more = float(np.clip(math.sqrt(most * curvature), 1.0, LONGEST))  # where noise allows longer steps
+    limit = most * curvature  # how long noise allows steps to be, over what is stable
+    more = min(math.sqrt(limit), LONGEST) if limit >= 1 else max(fewest, min(1.0, 2 * limit))
     steps, most, reach = round(STEPS * more), most / more, reach / more
     ample = more > AMPLE
     rate = min(1 / curvature, most)
     longer = np.minimum(most, 1 / (curvature * variances)) / rate - 1
     rates = np.full(gradient.features.size, rate)
     if height:
-        rates[-1] = min(1 / (curvature * height**2), 2 * reach / height)
+        stable = float(np.clip(1 / more, 1.0, 2.0)) / (curvature * height**2)
+        rates[-1] = min(stable, constant_noise * reach / height)
     velocity, total, count = np.zeros_like(w), np.zeros_like(w), 0
     t, left, each, first = 0, part, part / steps, steps * (1 - AVERAGED)
     before: Array | None = None
@@ -296,7 +306,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """The number of rows with norms in each cell of a descending grid: each in two cells at most, 1 in all.
+    """The number of rows with norms in each cell of a geometric grid, descending: two at most, 1 in all.
 
     A record is divided between the two cells whose middles (of logarithms) its norm lies between. Were it
     counted in one cell, the last bits of norms would decide where records go whose norms lie at an edge, and
@@ -327,10 +337,9 @@ class Norms:
     def _divided(self, norms: Array, weight: Any) -> Array:
         """Return what rows of these norms add to every cell; cell k lies between edges k and k + 1."""
         last = len(self.grid) - 1
-        edges = np.append(self.grid, self.grid[-1] ** 2 / self.grid[max(last - 1, 0)])
         with np.errstate(divide="ignore"):  # of a blank row
-            place = np.interp(-np.log(norms), -np.log(edges), np.arange(len(edges)))
-        place = np.clip(place - 0.5, 0.0, last)
+            place = np.log(norms / self.grid[0]) / math.log(self.grid[1] / self.grid[0]) - 0.5
+        place = np.clip(place, 0.0, last)
         lower = place.astype(np.int64)
         upper, share = np.minimum(lower + 1, last), place - lower
         below, above = (
@@ -438,7 +447,8 @@ def generalised(ledger: Ledger, problem: Problem) -> Iterator[Step]:
         problem = replace(problem, start=(np.zeros(d), np.asarray(begin)))
     clip = max(CLIP, 0.7 * (reach / d) ** (1 / 3))
     bound = ClipNorm(clip * residual * typical(d))
-    pace = DescentPace(rest * (1 - MOMENTS) - for_norms, curvature, NOISE * unit * min(1.0, reach / d))
+    noise = NOISE * unit * min(1.0, reach / d)  # else a small budget would predict a bound of the target
+    pace = DescentPace(rest * (1 - MOMENTS) - for_norms, curvature, noise, noise)
     steps = along(
         schedule,
         pace,

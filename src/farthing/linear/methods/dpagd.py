@@ -1,47 +1,47 @@
-"""DP-AGD: gradient descent that buys each gradient as exactly as a noisy line search says it must.
+"""Train by DP-AGD: a noisy line search decides how much budget each gradient gets.
 
 Lee & Kifer, "Concentrated Differentially Private Gradient Descent with Adaptive per-Iteration Privacy
 Budget", KDD 2018, Algorithm 2 (its lines in brackets below). A round buys a noisy gradient [5-7], lets
-`NoisyMax` choose a step along it [10-12] and takes it [14]. Where no step helps (the step 0 wins) the
-gradient is bought again for a part γ of its price and averaged with the first by inverse variance, and every
-later one is bought that much more exactly [16-19, `GradAvg` 25-29].
+`NoisyMax` choose a step along it [10-12] and takes it [14]. If no step helps (the step 0 wins), the gradient
+is measured again for a part γ of its price and averaged with the first by inverse variance, and every later
+one is bought at the higher precision [16-19, `GradAvg` 25-29].
 
-Guarantee: zCDP composes fully adaptively up to a ρ fixed ahead (Whitehouse et al. 2023, Thm. 1), so any run
-within `ZcdpFilter` is (ε, δ)-DP by Canonne et al. 2020, Prop. 12, whatever it chose on the way. Use that
-filter: the GDP filter prices Gumbel noise six times dearer. Under add-remove and zero-out a Gaussian answer
-costs 1/(2 noise²), a choice ε²/8 with Gumbel noise or ε²/2 with Laplace; a record's scores -loss lie in
-[-C, 0], so it can only lower them and moves a gap between two by at most C. Replace-one costs four times as
-much. Noise is derived from the price, so there a run keeps its rounds and doubles its noise.
+Guarantee: zCDP composes fully adaptively up to a ρ fixed in advance (Whitehouse et al. 2023, Thm. 1), so any
+run within `ZcdpFilter` is (ε, δ)-DP by Canonne et al. 2020, Prop. 12, for any adaptive choices. Use that
+filter: the GDP filter charges six times as much for Gumbel noise. Under add-remove and zero-out a Gaussian
+answer costs 1/(2 noise²), a choice ε²/8 with Gumbel noise or ε²/2 with Laplace; a record's scores -loss lie
+in [-C, 0], so it can only lower them and changes the gap of two by at most C. Replace-one costs four times as
+much. Noise is derived from the price, so under replace-one a run keeps its rounds and doubles its noise.
 
-On batches (``sampling_rate``; the public code's ``batch_size``): every gradient and every choice has a
-Poisson batch of its own. ρ sets the noise as if everybody were asked; what is charged is the answer on the
-batch, through an `RdpFilter`, whose orders are fixed ahead (Feldman & Zrnic 2021), so that noise may be
-chosen on the way there too. A gradient is a subsampled Gaussian (Zhu et al. 2022, Thm. 11), for a choice see
-`RdpFilter`. A ledger with a menu (`dpagd_menu`) has the same freedom for less, and the menu sets the noise.
-Add-remove and zero-out only: no price of a choice on a batch is known here for replace-one.
+On batches (``sampling_rate``; the public code's ``batch_size``) every gradient and every choice has its own
+Poisson batch. ρ sets the noise as for a query to all records; the charge is that of the answer on the batch,
+through an `RdpFilter` with orders fixed in advance (Feldman & Zrnic 2021), so that noise may be adaptive
+there too. A gradient is a subsampled Gaussian (Zhu et al. 2022, Thm. 11); for a choice see `RdpFilter`. A
+ledger with a menu (`dpagd_menu`) allows the same at a lower price, and the menu sets the noise. Add-remove
+and zero-out only: no price of a choice on a batch is known here for replace-one.
 
-Where this differs from the paper (arguments set each of these back but the first two):
+Differences from the paper (arguments restore each of them except the first two):
 
 * gradients are averaged un-normalised, as in the public code; the pseudocode would average unit vectors;
-* ρ is the filter's, by the tight conversion, which is 1.3 to 1.6 times the closed form of the paper's (5) [2]
-  (``rho=budget.rho`` is that);
-* an answer that does not fit what is left is not given [3, 14]; the paper buys it and then takes no step;
+* ρ is that of the filter, by the tight conversion, 1.3 to 1.6 times the closed form of the paper's (5) [2]
+  (which is ``rho=budget.rho``);
+* an answer that does not fit the remaining budget is not given [3, 14]; the paper buys it and takes no step;
 * a choice is made with Gumbel noise instead of Laplace;
 * 10 candidates beside 0 instead of 20: as accurate, and faster;
-* ``opening``, a part of the budget, first buys the mean c of the rows. They are centred at it, and feature j
-  is multiplied by (c(1-c) + τ)^-½. Uncentred, the direction of the mean holds most of the curvature, and
-  every line search stops short for its sake. τ is .003, or half the standard deviation of c if that is more;
-* a direction is the gradient plus ``momentum`` times the last direction (heavy ball). Where no step helps,
-  that memory is dropped first, and only then is a gradient bought again;
-* ``penalty`` is a term of the objective, in gradients and in the scores of steps alike, where the public code
-  adds reg_coeff · w to a gradient of norm 1. It is of public numbers only and costs nothing;
-* the weights handed out are an average of iterates that favours late ones (Shamir & Zhang 2013, Section 4).
+* ``opening``, a part of the budget, first buys the mean c of the rows. Rows are centred at it, and feature j
+  is multiplied by (c(1-c) + τ)^-½. Without centring, the direction of the mean has most of the curvature and
+  limits every line search. τ is 0.003, or half the standard deviation of c if that is larger;
+* a direction is the gradient plus ``momentum`` times the last direction (heavy ball). If no step helps, the
+  momentum is dropped first, and only then is a gradient measured again;
+* ``penalty`` is a term of the objective, in gradients and in the scores of steps, where the public code adds
+  reg_coeff · w to a gradient of norm 1. It depends on public numbers only and costs no budget;
+* the released weights are an average of iterates that favours late ones (Shamir & Zhang 2013, Section 4).
 
-Buying again does not earn its place with these defaults: it happens in 0 to 3 of some 17 rounds, and
-``growth=None``, which never does it, is as accurate on five tables (docs/methods.md has the digits).
+Measuring again brings nothing with these defaults: it happens in 0 to 3 of some 17 rounds, and
+``growth=None``, which never does it, is as accurate on five tables (docs/methods-results.md has the figures).
 
-The defaults are the same numbers for every budget, chosen by held-out accuracy on Adult, BANK and IPUMS-BR at
-ε from .05 to 1.6, where it is flat around them.
+The defaults are the same for every budget. They were chosen by held-out accuracy on Adult, BANK and IPUMS-BR
+at ε from 0.05 to 1.6, where accuracy is flat around them.
 
 >>> import farthing as ft
 >>> from farthing.accounting.filters import ZcdpFilter
@@ -82,7 +82,7 @@ Array = NDArray[np.float64]
 
 
 class Ray(NamedTuple):
-    """Candidates w - step · direction, one a step."""
+    """Candidates w - step · direction, one per step."""
 
     w: Array
     direction: Array
@@ -91,9 +91,9 @@ class Ray(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RayScores:
-    """-Σ loss at the candidates of a `Ray`, each term clipped (`ClipValue`), less ``penalty`` |w|²/2, public.
+    """-Σ loss at the candidates of a `Ray`, with clamped terms (`ClipValue`), minus ``penalty`` |w|²/2.
 
-    Margins along a ray are those at its start less step times those of its direction: one reading of the
+    Margins along a ray are those at its start minus step times those of its direction: one pass over the
     table serves all candidates.
     """
 
@@ -126,10 +126,10 @@ class RayScores:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Displacements to try: 0 and ``count`` equal parts of a longest one, anew every ``period`` steps.
+    """The step lengths to try: 0 and ``count`` equal parts of a longest one, updated every ``period`` steps.
 
     The longest is ``longest`` at first, then ``growth`` times the longest chosen in the last period, at most
-    ``longest`` again (as in the public code). The paper's count is 20.
+    ``longest`` (as in the public code). The paper's count is 20.
     """
 
     count: int = 10
@@ -144,7 +144,7 @@ class Lengths:
         validate.positive(growth=self.growth)
 
     def after(self, chosen: list[float]) -> Array:
-        """The displacements to try after those ``chosen`` so far."""
+        """Return the lengths to try after those ``chosen`` so far."""
         last = len(chosen) // self.period * self.period
         recent = chosen[max(0, last - self.period) : last]
         longest = min(self.growth * max(recent), self.longest) if recent else self.longest
@@ -152,10 +152,10 @@ class Lengths:
 
 
 def paper_splits(budget: Budget, splits: int = 60, rho: float | None = None) -> tuple[float, float]:
-    """``splits`` and ``search`` of `dpagd` for the paper's prices: ε' = ε/(2 splits) a gradient and a choice.
+    """Return ``splits`` and ``search`` of `dpagd` for the paper's prices: ε' = ε/(2 splits) per answer.
 
     A choice then costs ε'²/2 and a gradient ε'²/(4 ln(1.25/δ)), that of noise √(2 ln(1.25/δ)) C/ε', so that
-    its 60 splits are some 600 rounds, and 97 % of the budget goes into choices. ``rho`` is that of `dpagd`.
+    its 60 splits are about 600 rounds, and 97 % of the budget goes into choices. ``rho`` is that of `dpagd`.
 
     >>> splits, search = paper_splits(Budget(0.1, 1e-8))
     >>> round(splits), round(search, 3)
@@ -188,19 +188,19 @@ def dpagd(
     rho: float | None = None,
     published_splits: int | None = None,
 ) -> Iterator[Step]:
-    """Takes steps of privately chosen length along privately bought gradients, until the budget is spent.
+    """Take steps of privately chosen length along noisy gradients until the budget is spent.
 
     Parameters
     ----------
     splits : float, default 18
-        How many rounds the budget pays for if no gradient is bought again; a menu has its own number.
+        The number of rounds that the budget pays for if no gradient is measured again; a menu has its own.
     search : float, default 0.2
-        The part of a round's price that pays for choosing the step, from 0 to below 1.
+        The share of a round's price that pays for choosing the step, from 0 to below 1.
     growth : float or None, default 0.1
-        γ of the paper: how much more is paid for a gradient along which no step helps. None takes a fresh
+        γ of the paper: the price increase for a gradient along which no step helps. None takes a fresh
         gradient at the same price instead.
     clip_norm : float, optional
-        C_grad, the largest norm of a record's gradient. None: half of what a row could reach.
+        C_grad, the largest norm of a record's gradient. None: half of the largest possible norm.
     objective_clip : float, optional
         C_obj, the largest loss of a record. None: 4 + ln(K/2) for K classes.
     grid : Lengths, default Lengths()
@@ -208,21 +208,21 @@ def dpagd(
     choice_noise : {"gumbel", "laplace"}, default "gumbel"
         The noise of a choice; the paper's is Laplace.
     opening : float, default 0.05
-        The part of the budget that first buys the mean of the rows. 0 leaves that out.
+        The share of the budget that first buys the mean of the rows. 0 leaves it out.
     momentum : float, default 0.7
-        The share of the last direction that is kept, from 0 to below 1.
+        The fraction of the last direction that is kept, from 0 to below 1.
     averaging : float or None, default 3.0
-        How much the average of iterates favours late ones. None hands out the last iterate.
+        How strongly the average of iterates favours late ones. None returns the last iterate.
     radius : float or None, default √2
-        Longer rows z are shrunk to this norm. None shrinks none.
+        Longer rows z are shrunk to this norm. None shrinks no row.
     sampling_rate : float, optional
-        The probability of a record to be in a Poisson batch; the ledger then needs an `RdpFilter`, or a menu
-        made by `dpagd_menu`. None asks everybody.
+        The probability that a record is in a Poisson batch; the ledger then needs an `RdpFilter`, or a menu
+        made by `dpagd_menu`. None uses all records.
     penalty : float, default 0
-        λ of mean loss + λ|w|²/2, over the weights on z, that of the constant included (on x itself with
+        λ of mean loss + λ|w|²/2, over the weights on z including the constant (on x itself with
         ``opening=0``).
     rho : float, optional
-        What the run may use of zCDP. None: all that the budget allows; ``ledger.budget.rho`` is the paper's
+        The zCDP budget of the run. None: all that the budget allows; ``ledger.budget.rho`` is the paper's
         (5).
     published_splits : int, optional
         Sets ``splits`` and ``search`` to the paper's prices (`paper_splits`). The paper's own settings are
@@ -230,9 +230,7 @@ def dpagd(
         ``momentum=0``, ``averaging=None``, ``radius=None``, ``clip_norm=3``, ``objective_clip=3``.
     """
     if published_splits is not None and sampling_rate is not None:
-        raise InvalidValue(
-            "published_splits are prices of everybody: leave published_splits or sampling_rate out"
-        )
+        raise InvalidValue("published_splits needs all records: leave out published_splits or sampling_rate")
     if published_splits is not None:
         splits, search = paper_splits(ledger.budget, published_splits, rho)
     loss, constant = problem.loss, float(problem.intercept)
@@ -307,10 +305,10 @@ def dpagd(
 
 
 def _total(problem: Problem, pricing: Pricing, opening: float) -> Query | None:
-    """The question that ``opening`` pays for: the sum of the rows of everybody."""
+    """Return the query that ``opening`` pays for: the sum of all rows."""
     if opening == 0:
         return None
-    # rows that need not have norm 1 are shrunk to it, and a constant beside them tells by how much
+    # rows that need not have norm 1 are shrunk to it; a constant beside them shows by how much
     plain = Features(problem.width, intercept=0.0 if problem.unit else 1.0, radius=1.0)
     query = Query(Everyone(), Total(plain), ClipNorm(1.0), Gaussian(1.0))
     return at_price(query, opening * pricing.rho, pricing.rule)
@@ -319,7 +317,7 @@ def _total(problem: Problem, pricing: Pricing, opening: float) -> Query | None:
 def _features(
     limited: Limited, problem: Problem, total: Query, radius: float | None
 ) -> tuple[Features, list[Receipt]]:
-    """The map of rows to work in: centred and scaled by the mean that ``total`` buys, of norm ``radius``."""
+    """Return the map of rows, centred and scaled by the mean that ``total`` buys, of norm ``radius``."""
     d, constant, answer = problem.width, float(problem.intercept), limited.ask(total)
     rows = problem.records if problem.unit else max(answer.value[-1], 1.0)
     mean = np.clip(answer.value[:d] / rows, 0.0, 1.0)

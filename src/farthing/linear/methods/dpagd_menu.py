@@ -1,14 +1,14 @@
-"""A menu for DP-AGD on batches: gradients, choices and the rows' mean, each at nearly a promise's price.
+"""Build a menu for DP-AGD on batches, which prices gradients, choices and the mean nearly like a promise.
 
-DP-AGD decides on the way how exactly to buy its next gradient, and how often. On Poisson batches that was
-priced by a Rényi filter; a menu (`farthing.accounting.menu`) has the same freedom for less. Its entries are
-what a run may come to ask: the first gradients, more exact ones (``levels`` of them, each 1 + γ times as
-exact as the last), gradients bought again, choices of a step by `NoisyMax`, and the sum of all rows that
-`dpagd` opens with. A choice is priced by its range (`farthing.accounting.loss_masses`).
+DP-AGD decides adaptively how precisely to buy its next gradient, and how often. On Poisson batches a Rényi
+filter prices this; a menu (`farthing.accounting.menu`) allows the same at a lower price. Its entries are the
+queries of a run: the first gradients, more precise ones (``levels`` of them, each 1 + γ times as precise as
+the last), repeated gradients, choices of a step by `NoisyMax`, and the sum of all rows that opens `dpagd`. A
+choice is priced by its range (`farthing.accounting.loss_masses`).
 
-Guarantee: that of the menu, whatever is asked and whenever it ends; add-remove and zero-out.
+Guarantee: that of the menu, for any adaptive choice of queries and stopping time; add-remove and zero-out.
 
-``ft.Ledger(budget, filter=dpagd_menu(budget, sampling_rate=0.1))`` is a ledger for it; to price one takes
+``ft.Ledger(budget, filter=dpagd_menu(budget, sampling_rate=0.1))`` is a ledger for it; finding prices takes
 seconds.
 """
 
@@ -23,7 +23,7 @@ from farthing.ledger.ledger import Ledger
 from farthing.queries.events import BoundedRangeEvent, Event, GaussianEvent, PoissonEvent
 from farthing.queries.query import Query
 
-_LESS = 1 - 1e-9  # so that what is asked has a little more noise than its entry, after rounding
+_LESS = 1 - 1e-9  # gives a query slightly more noise than its entry, after rounding
 _TRIES = 6
 
 
@@ -37,18 +37,18 @@ def dpagd_menu(
     opening: float = 0.05,
     levels: int = 3,
 ) -> Menu:
-    """Return a menu from which ``splits`` rounds of `dpagd` on batches can be bought if none is bought again.
+    """Return a menu that pays for ``splits`` rounds of `dpagd` on batches without repeated gradients.
 
     Parameters
     ----------
     budget : Budget
-        The budget of the ledger that it is for.
+        The budget of the ledger.
     sampling_rate : float
-        The probability of a record to be in a batch.
+        The probability that a record is in a batch.
     splits, search, growth, opening
         As for `dpagd`, which takes the noise of its gradients and choices from the menu.
     levels : int, default 3
-        How many prices of gradients there are: after so many less one that were bought again, they stay.
+        The number of prices of gradients; the price stays at the last one after ``levels`` - 1 increases.
     """
     validate.rate(sampling_rate=sampling_rate)
     if budget.adjacency is Adjacency.REPLACE_ONE:
@@ -63,7 +63,7 @@ def dpagd_menu(
         menu = Menu(made.events(each))
         try:
             share = _share(menu(budget), rounds, opening > 0)
-        except InvalidValue:  # an entry alone is dearer than all
+        except InvalidValue:  # one entry alone exceeds the budget
             each /= 4
             continue
         if share <= 1:
@@ -72,13 +72,13 @@ def dpagd_menu(
                 break
         each *= min(0.98 / share, 4.0)
     if best is None:
-        raise InvalidValue(f"no menu was found for {splits:g} rounds of {budget}: ask for other splits")
+        raise InvalidValue(f"no menu was found for {splits:g} rounds of {budget}: use other splits")
     return best
 
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """The entries of a menu for rounds that cost so much of zCDP, as if everybody were asked."""
+    """The entries of a menu for rounds of this price in zCDP, as for queries to all records."""
 
     rate: float
     search: float
@@ -87,7 +87,7 @@ class _Entries:
     levels: int
 
     def events(self, each: float) -> list[Event]:
-        """Return the first gradient, the choice, and whatever else may come."""
+        """Return the first gradient, the choice, and all other possible events."""
         gradient, found = (1 - self.search) * each, list[Event]()
         for _ in range(1 if self.growth is None else self.levels):
             found.append(self._sampled(GaussianEvent((0.5 / gradient) ** 0.5)))
@@ -102,7 +102,7 @@ class _Entries:
 
 
 def _share(rule: MenuFilter, rounds: float, opens: bool) -> float:
-    """Return the part of all units that so many rounds take, an opening included."""
+    """Return the share of all units that these rounds take, including an opening."""
     total = rule.add(rule.start(), rule.events[-1], int(opens))
     for event in rule.events[:2]:
         total = rule.add(total, event, round(rounds))
@@ -110,17 +110,17 @@ def _share(rule: MenuFilter, rounds: float, opens: bool) -> float:
 
 
 def on_menu(ledger: Ledger, sampling_rate: float | None) -> bool:
-    """Return whether a run is to spend from a menu."""
+    """Return whether a run spends from a menu."""
     menu = isinstance(getattr(ledger, "filter", None), MenuFilter)
     if menu and sampling_rate is None:
-        raise InvalidValue("a menu of DP-AGD is one of batches: give sampling_rate, that of the menu")
+        raise InvalidValue("a menu of DP-AGD is for batches: pass the sampling_rate of the menu")
     return menu
 
 
 def of_menu(ledger: Ledger, sampling_rate: float) -> tuple[float, float]:
-    """Return what the first gradient and a choice cost in zCDP on a ledger with such a menu.
+    """Return the prices of the first gradient and of a choice in zCDP on a ledger with such a menu.
 
-    Raises `Unsupported`, before anything is charged, where the menu is none for these batches.
+    Raises `Unsupported`, before anything is charged, if the menu is not for these batches.
     """
     assert isinstance(ledger.filter, MenuFilter)
     gradient, choice, *_ = *ledger.filter.events, GaussianEvent(1.0)

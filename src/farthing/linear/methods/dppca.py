@@ -1,17 +1,17 @@
-"""Principal components from one noisy matrix of second moments, taken about a noisy mean where that helps.
+"""Compute principal components from one noisy matrix of second moments, about a noisy mean where that helps.
 
 "Analyze Gauss" (Dwork, Talwar, Thakurta & Zhang 2014, Algorithm 1), AdaDP's DpPCA: rows z are clipped to a
 radius R, Σ z zᵀ is released with symmetric Gaussian noise, and its eigenvectors are post-processing. One
-answer, which is μ-GDP: the matrix moves by at most R² when a record comes or goes and √2 R² when it is
-replaced (`ClipOuter`). Columns are not centred by their own means, which would be another release.
+answer, which is μ-GDP: the sensitivity is R² under add-remove and √2 R² under replace-one (`ClipOuter`).
+Columns are not centred by their means, which would need another release.
 
-That other release pays where rows share much of their direction (images, counts). With ``records`` n, which
-is public then: the mean m of z is released for a tenth of μ², rows are clipped to c about it, c² = R² - |m|²
-(their mean square about their mean is not above), and what comes out is Σ (z - m)(z - m)ᵀ + noise + n m mᵀ.
-The noise shrinks with c². Both are Gaussian, with parts 1/10 and 9/10 of μ²: μ-GDP by adaptive composition
-(Dong, Roth & Su 2022, Cor. 3.3), since c and m are released values. It is left out by public rule: where the
-noise is so small (√(2d) deviations below 1/500 of n R²) that clipping would do more harm, or so large (above
-a tenth) that the mean would drown in it. A mean that turns out shorter than R/4 is not used.
+A second release pays off if rows share much of their direction (images, counts). It needs the public number n
+of ``records``. The mean m of z is released for a tenth of μ², rows are clipped to c about it, with c² = R² -
+|m|² (an upper bound on their mean square about the mean), and the result is Σ (z - m)(z - m)ᵀ + noise + n m
+mᵀ. The noise shrinks with c². Both answers are Gaussian, with parts 1/10 and 9/10 of μ²: μ-GDP by adaptive
+composition (Dong, Roth & Su 2022, Cor. 3.3), since c and m are released values. A public rule leaves it out
+if the noise is so small (√(2d) deviations below 1/500 of n R²) that clipping would do more harm, or so large
+(above a tenth) that it would hide the mean. A mean shorter than R/4 is not used.
 
 >>> import numpy as np
 >>> import farthing as ft
@@ -43,16 +43,16 @@ from farthing.queries.query import Step, until_spent
 
 Array = NDArray[np.float64]
 
-_MEAN = 0.1  # the part of μ² for the mean
-_NOISE = (1 / 500, 1 / 10)  # of the noise beside all second moments: where a mean is worth that
-_SHORTEST = 1 / 4  # a shorter mean saves less than it cost
+_MEAN = 0.1  # share of μ² for the mean
+_NOISE = (1 / 500, 1 / 10)  # noise over all second moments between which a mean pays off
+_SHORTEST = 1 / 4  # a shorter mean saves less than it costs
 
 
 @until_spent
 def dppca(
     ledger: Ledger, features: Features, *, clip_norm: float = 1.0, records: int | None = None
 ) -> Iterator[Step]:
-    """Releases the second moments Σ z zᵀ with noise, in one step.
+    """Release the second moments Σ z zᵀ with noise, in one step.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def dppca(
     clip_norm : float, default 1.0
         Longer z are shrunk to this norm.
     records : int, optional
-        The public number of records. None: moments are taken about the origin only.
+        The public number of records. None: moments about the origin only.
     """
     size, rows = features.size, replace(features, radius=validate.positive(clip_norm=clip_norm))
     public = 1 if records is None else validate.count(records=records)
@@ -72,7 +72,7 @@ def dppca(
         mean, deviation = schedule.mean(_MEAN, Total(rows), ClipNorm(clip_norm))
         part, square = 1 - _MEAN, float(mean @ mean) - size * deviation**2
         centre = mean if square > (_SHORTEST * clip_norm) ** 2 else centre
-    # at least a tenth of clip_norm: a mean that is nearly as long as the rows may owe that to noise
+    # at least a tenth of clip_norm: a mean nearly as long as the rows may be due to noise
     reach = math.sqrt(max(clip_norm**2 - square, 0.01 * clip_norm**2)) if centre.any() else clip_norm
     moments, _ = schedule.mean(part, Scatter(rows, centre), ClipOuter(reach), mechanism=SymmetricGaussian)
     yield Step(1, public * (moments + np.outer(centre, centre)), schedule.receipts())
@@ -80,7 +80,7 @@ def dppca(
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """Σ (z - centre)(z - centre)ᵀ of a table, each row of it clipped (`ClipOuter`)."""
+    """Σ (z - centre)(z - centre)ᵀ of a table, with clipped rows (`ClipOuter`)."""
 
     features: Features
     centre: Array
@@ -99,7 +99,7 @@ class Scatter:
 
 
 def components(moments: NDArray[np.float64], count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The leading eigenvalues and eigenvectors (one a row), each with its largest entry positive."""
+    """Return the leading eigenvalues and eigenvectors (as rows), each with its largest entry positive."""
     values, vectors = np.linalg.eigh(moments)
     values, rows = values[::-1][:count], vectors.T[::-1][:count]
     largest = rows[np.arange(count), np.abs(rows).argmax(axis=1)]

@@ -1,27 +1,26 @@
-"""DP-SGD until the budget is spent, and SGD-Adv, its forerunner with noise fixed by advanced composition.
+"""Train by DP-SGD until the budget is spent, and by SGD-Adv, with noise fixed by advanced composition.
 
 `dpsgd` is Abadi et al. 2016, "Deep learning with differential privacy", Algorithm 1: a Poisson batch (line 4
-draws "with sampling probability L/N"), gradients clipped one by one, one noise vector a batch, a public
-divisor (n · sampling rate, never the size of the batch that was drawn). There is no T: the query is promised,
-and its countdown, by tight accounting instead of the paper's moments accountant, says how many batches the
-budget affords. By default the noise is chosen so that these are as many as the problem needs; the step
-follows from their number.
+draws "with sampling probability L/N"), per-record clipping, one noise vector per batch, a public divisor (n ·
+sampling rate, never the realised batch size). There is no T: the query is promised, and tight accounting,
+instead of the paper's moments accountant, counts the batches that the budget affords. By default the noise is
+chosen so that their number is what the problem needs; the step follows from their number.
 
 `sgd_adv` is the baseline that Lee & Kifer 2018 call SGD-Adv, after Bassily, Smith & Thakurta 2014, Algorithm
-1: T batches whose noise is fixed ahead by advanced composition (Dwork & Roth 2014, Theorem 3.20) of steps
-that are amplified by sampling, which is counted only where one step is at most 1-DP, as the textbook bound
-has it (without that, by T steps of plain advanced composition). What is charged is the event of what ran, as
-always, promised T times: it costs a part of the budget, and the rest of it is what the baseline wastes.
+1: T batches whose noise is fixed in advance by advanced composition (Dwork & Roth 2014, Theorem 3.20) of
+steps that are amplified by sampling. Amplification is counted only if one step is at most 1-DP, as in the
+textbook bound (otherwise the noise is that of T steps of plain advanced composition). The charge is the event
+that ran, promised T times: it costs a part of the budget, and the baseline wastes the rest.
 
-Guarantee: (ε, δ) of the plan promised by `accounting.pld`, for add-remove, zero-out and replace-one alike
-(under the last each of C and 2C is counted, so noise doubles), against anyone who does not see the draws.
-Records with budgets of their own are drawn each at the rate that spends its own (`accounting.personal`).
+Guarantee: (ε, δ) of the plan promised by `accounting.pld`, for add-remove, zero-out and replace-one (where
+noise doubles, as the sensitivity is 2C), against an observer who does not see the draws. Records with
+personal budgets are drawn at the rates that spend them (`accounting.personal`).
 
-Where this differs from the papers, all of it public: θ₀ is 0 instead of random, heavy-ball ``momentum``,
-steps that fall linearly to 0 over the T batches, rows of bounded norm (`Problem.rows`). Rules, with s the
-noise of one pass over all records that would count as much (s = noise / (rate √T)): the time Σ step / (1 -
-momentum) is what makes early stopping as strong as a penalty λ = max(1/ε, 2 s² d/n), and batches are as small
-as leaves noise above 1.5.
+Differences from the papers, all of them public: θ₀ is 0 instead of random, heavy-ball ``momentum``, steps
+that decrease linearly to 0 over the T batches, rows of bounded norm (`Problem.rows`). Rules, with s the noise
+of an equivalent single pass over all records (s = noise / (rate √T)): the time Σ step / (1 - momentum) makes
+early stopping as strong as a penalty λ = max(1/ε, 2 s² d/n), and batches are the smallest that leave the
+noise multiplier above 1.5.
 
 >>> import farthing as ft
 >>> from farthing.linear.losses import logistic
@@ -59,14 +58,14 @@ from farthing.queries.samplers import Poisson, Sampler
 Array = NDArray[np.float64]
 
 _FEWEST, _MOST = 200, 1500  # steps
-_LONGEST = 6.0  # step on rows of norm 1 and curvature 1/4, with momentum
+_LONGEST = 6.0  # the longest step on rows of norm 1 and curvature 1/4, with momentum
 _BATCH = 1024
-_SAFE_NOISE = 1.5  # below, sampling amplifies less and less
+_SAFE_NOISE = 1.5  # below it, sampling amplifies less
 
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """The batches of a run: who is drawn, at which mean rate, with which noise, and the ε to go by."""
+    """The batches of a run: sampler, mean rate, noise, and the ε for its rules."""
 
     sampler: Sampler
     sampling_rate: float
@@ -85,22 +84,22 @@ def dpsgd(
     step: float | None = None,
     momentum: float = 0.9,
 ) -> Iterator[Step]:
-    """Takes noisy steps on Poisson batches until the promise is used up.
+    """Take noisy steps on Poisson batches until the promise is used up.
 
     Parameters
     ----------
     sampling_rate : float, optional
-        The probability of a record to be in a batch. None: as small as leaves a noise multiplier above 1.5,
-        and 1,024 records a batch at least.
+        The probability that a record is in a batch. None: the smallest that leaves a noise multiplier above
+        1.5 and an expected batch of at least 1,024 records.
     noise_multiplier : float, optional
-        The standard deviation of the noise over ``clip_norm``. None: the one at which the budget affords as
-        many steps as the problem needs, from 200 to 1,500.
+        The standard deviation of the noise over ``clip_norm``. None: the one at which the budget affords the
+        number of steps that the problem needs, from 200 to 1,500.
     clip_norm : float, optional
-        The largest norm of a record's gradient. None: half of what a row could reach.
+        The largest norm of a record's gradient. None: half of the largest possible norm.
     step : float, optional
         The mean learning rate, on the mean gradient. None: a rule of public numbers (see the module).
     momentum : float, default 0.9
-        The share of the last direction that is kept, from 0 to below 1.
+        The fraction of the last direction that is kept, from 0 to below 1.
     """
     budget, features, rule, personal = ledger.budget, problem.rows(), ledger.filter, None
     if isinstance(rule, PersonalFilter):
@@ -113,7 +112,7 @@ def dpsgd(
     )
     if isinstance(rule, PersonalFilter):
         if noise_multiplier is not None:
-            raise Unsupported("with budgets of their own the noise follows from sampling_rate: leave it out")
+            raise Unsupported("personal budgets set the noise from sampling_rate: leave out noise_multiplier")
         plan = plan_rates(people, ledger.budget, steps=steps, sampling_rate=sampling_rate)
         personal, noise_multiplier = plan.sampler, plan.noise_multiplier
         sampling_rate = personal.expected(people.sizes) / len(people)
@@ -137,17 +136,17 @@ def sgd_adv(
     step: float | None = None,
     momentum: float = 0.9,
 ) -> Iterator[Step]:
-    """Takes ``steps`` steps on Poisson batches, with the noise that advanced composition fixes ahead.
+    """Take ``steps`` steps on Poisson batches, with the noise of advanced composition.
 
     Parameters
     ----------
     sampling_rate, clip_norm, step, momentum
         As in `dpsgd`.
     steps : int, optional
-        How many. None: as many as the problem needs, from 200 to 1,500.
+        The number of steps. None: as many as the problem needs, from 200 to 1,500.
     """
     budget, features = ledger.budget, problem.rows()
-    # what advanced composition makes of one pass's noise: √(2 ln 2/δ) times that of one Gaussian answer
+    # the noise of one pass under advanced composition: √(2 ln 2/δ) times that of one Gaussian answer
     spread = math.sqrt(2 * math.log(2 / validate.probability(delta=budget.delta))) * budget.adjacency.shift
     spread /= gaussian.mu(budget.epsilon, budget.delta)
     rule = _steps(problem, features, budget, spread, momentum)
@@ -162,7 +161,7 @@ def sgd_adv(
 
 @functools.lru_cache(maxsize=256)
 def advanced_noise(sampling_rate: float, steps: int, budget: Budget) -> float:
-    """The least noise that advanced composition allows, with amplification where a step's ε is at most 1."""
+    """Return the least noise by advanced composition, with amplification if a step's ε is at most 1."""
     shift, slack = budget.adjacency.shift, budget.delta / 2
     amplified = slack / (steps * validate.rate(sampling_rate=sampling_rate))  # a step's δ before sampling
 
@@ -181,7 +180,7 @@ def advanced_noise(sampling_rate: float, steps: int, budget: Budget) -> float:
 
 
 def _time(problem: Problem, features: Features, epsilon: float, spread: float) -> float:
-    """Σ step: n / λ, on rows of norm 1 and curvature 1/4."""
+    """Return Σ step: n / λ, on rows of norm 1 and curvature 1/4."""
     size = features.size * max(1, problem.outputs)
     return problem.records / max(1 / epsilon, 2 * spread**2 * size / problem.records)
 
@@ -207,7 +206,7 @@ def on_batches(
     step: float | None,
     momentum: float,
 ) -> Iterator[Step]:
-    """Algorithm 1, lines 3 to 8, ``steps`` times or as often as the budget affords."""
+    """Run Algorithm 1, lines 3 to 8, ``steps`` times or as often as the budget affords."""
     radius = features.radius or problem.radius
     bound = ClipNorm(radius / 2 if clip_norm is None else validate.positive(clip_norm=clip_norm))
     noise = Gaussian(validate.positive(noise_multiplier=batches.noise_multiplier))

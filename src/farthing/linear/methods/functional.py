@@ -1,28 +1,29 @@
-"""The functional mechanism for linear regression: ε-DP noise on the coefficients of the loss.
+"""Fit linear regression by the functional mechanism: ε-DP noise on the coefficients of the loss.
 
 Jiang, "Deep learning with differential privacy", Sections 4.2.1 and 4.2.2, after Zhang, Zhang, Xiao, Yang &
-Winslett 2012 ("Functional mechanism", Algorithm 1): Σ (y - x·θ)² = θᵀa θ + b·θ + c over rows x
-of d + 1 entries (x₀ = 1), features and target in [-1, 1]. Laplace noise goes on a = Σ x xᵀ, whose entries
-(j, k) move by 2 (d+1)² in all when a record is replaced, and on b = -2 Σ y x, which moves by 4 (d+1): of
-scales Δ₁/ε₁ and Δ₂/ε₂, where ε₁ + ε₂ = ε. ``quadratic_share`` is ε₁/ε; None divides ε in proportion to Δ₁ and
-Δ₂, which gives both the same noise, ε₁/ε = (d+1)/(d+3). The paper asks for ε₁ >= ε₂ and names no numbers. The
-default, 0.7, was chosen on the tables of `docs/reproduction.md`, among few others: with many features the
-proportion leaves little for b, which decides the answer all the same. Both are one answer here, b louder or
-quieter by a public factor, whose sensitivity is the sum. What minimises the noisy quadratic is
-post-processing; c does not matter for it and is not released.
+Winslett 2012 ("Functional mechanism", Algorithm 1): Σ (y - x·θ)² = θᵀa θ + b·θ + c over rows x of d + 1
+entries (x₀ = 1), features and target in [-1, 1]. Laplace noise is added to a = Σ x xᵀ, whose entries (j, k)
+have the joint L1 sensitivity 2 (d+1)² under replace-one, and to b = -2 Σ y x, with sensitivity 4 (d+1). The
+scales are Δ₁/ε₁ and Δ₂/ε₂, where ε₁ + ε₂ = ε. ``quadratic_share`` is ε₁/ε; None divides ε in proportion to Δ₁
+and Δ₂, which gives both the same noise, ε₁/ε = (d+1)/(d+3). The paper asks for ε₁ >= ε₂ without numbers. The
+default, 0.7, was chosen on the tables of `docs/reproduction.md` among a few others: with many features the
+proportion leaves too little for b. Both are one answer here, with b scaled by a public factor, and the
+sensitivity is the sum. The minimiser of the noisy quadratic is post-processing; c does not affect it and is
+not released.
 
-Each (j, k) has noise of its own, as in the paper. With ``triangle`` only j <= k is released, whose
-sensitivity is half of (d+1)² + d + 1, and mirrored; the two are never mixed. A noisy a need not be positive
-definite, and then there is no minimum: the paper leaves that open, and ``repair=False`` takes the stationary
-point all the same. ``repair`` sets negative eigenvalues of the noisy a to 0 and raises all by √(d+1)
-deviations of the noise: released values and public numbers only. (Zhang et al. add 4 deviations and drop what
-is still negative, which is too little for many features: the norm of the noise grows with √(d+1).)
+Each (j, k) has independent noise, as in the paper. With ``triangle`` only j <= k is released, with
+sensitivity half of (d+1)² + d + 1, and mirrored; the two are never mixed. A noisy a need not be positive
+definite, and then there is no minimum: the paper leaves this open, and ``repair=False`` takes the stationary
+point. ``repair`` sets negative eigenvalues of the noisy a to 0 and raises all by √(d+1) deviations of the
+noise, which uses released values and public numbers only. (Zhang et al. add 4 deviations and drop the
+eigenvalues that are still negative, which is too little for many features: the norm of the noise grows with
+√(d+1).)
 
-Where this differs: a row is bounded by its L1 norm B, Σ|x_j x_k| <= B², which is d + 1 in the cube and at
-most √d + 1 for unit rows; what a record coming or going costs, half of the above, follows from that too.
+Difference from the paper: a row is bounded by its L1 norm B, Σ|x_j x_k| <= B², which is d + 1 in the cube and
+at most √d + 1 for unit rows; the sensitivity under add-remove, half of the above, follows from it too.
 
-Guarantee: one Laplace answer, ε-DP with δ = 0 under every adjacency (Dwork et al. 2006); for a ledger of
-basic composition. (Another filter's ledger is spent as well, on the largest ε that it affords.)
+Guarantee: one Laplace answer, ε-DP with δ = 0 under every adjacency (Dwork et al. 2006), for a ledger of
+basic composition. (With another filter it spends the largest ε that the ledger affords.)
 
 >>> import farthing as ft
 >>> from farthing.linear.losses import squared
@@ -69,16 +70,16 @@ def functional(
     repair: bool = True,
     triangle: bool = False,
 ) -> Iterator[Step]:
-    """Releases the coefficients of the loss with Laplace noise, and minimises the quadratic that they make.
+    """Release the coefficients of the loss with Laplace noise, and minimise the resulting quadratic.
 
     Parameters
     ----------
     quadratic_share : float or None, default 0.7
-        The part ε₁/ε of the budget that pays for a; the rest, ε₂, pays for b. None divides the budget in
-        proportion to their sensitivities.
+        The share ε₁/ε of the budget for a; the rest, ε₂, pays for b. None divides the budget in proportion to
+        their sensitivities.
     repair : bool, default True
         Whether to raise the eigenvalues of a quadratic without a minimum. False takes its stationary point,
-        as printed in the paper.
+        as in the paper.
     triangle : bool, default False
         Whether to release each pair of coefficients (j, k) and (k, j) once.
     """
@@ -111,7 +112,7 @@ def functional(
 
 
 def _mechanism(ledger: Ledger, contribution: "Coefficients", bound: ClipNorm) -> Laplace:
-    """The least noise that fits: ε of the budget under basic composition, less under another filter."""
+    """Return the least noise that fits: ε of the budget under basic composition, less under other filters."""
 
     def fits(epsilon: float) -> bool:
         return ledger.affords(Query(Everyone(), contribution, bound, laplace(epsilon)))
@@ -141,7 +142,7 @@ def _mirrored(entries: Array, size: int) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """Σ [z zᵀ; -2 louder t z] in a row, with |z| <= 1 in every entry and ``reach`` in all, and |t| <= 1.
+    """Σ [z zᵀ; -2 louder t z] as one row, with |z| <= 1 in every entry, |z|₁ <= ``reach`` and |t| <= 1.
 
     t is stretch (y - origin). With ``triangle`` only the upper triangle of z zᵀ, row by row.
     """
@@ -161,12 +162,12 @@ class Coefficients:
 
     @property
     def square(self) -> float:
-        """Σ|z_j z_k|; with |z| <= 1, Σ z² <= Σ|z| <= reach."""
+        """Return the bound on Σ|z_j z_k|; with |z| <= 1, Σ z² <= Σ|z| <= reach."""
         return (self.reach**2 + self.reach) / 2 if self.triangle else self.reach**2
 
     @property
     def least(self) -> float:
-        """That and 2 louder Σ|t z_j|."""
+        """Return that bound plus that on 2 louder Σ|t z_j|."""
         return self.square + self.louder * 2 * self.reach
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:

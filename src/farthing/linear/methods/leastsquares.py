@@ -1,4 +1,4 @@
-"""Private least squares without tuning: means and variances, second moments, then steps in whitened features.
+"""Fit least squares without tuning: means, variances, second moments, then steps in whitened features.
 
 Not one paper's. Clipped steps are those of Brown, Dvijotham, Evans, Liu, Smith & Thakurta 2024 ("Private
 gradient descent for linear regression"), noisy second moments to precondition them those of Avella-Medina,
@@ -10,22 +10,25 @@ far), so that 1/N is the noise on a mean whose terms have norm 1; D, the length 
 1. The mean of y (nearer to 1/2 the noisier it is), and its mean square about that: a part (17/N)² of μ²,
    from 0.01 to 0.2, each. Of the rest, 0.05 for the means of x and of its squares, which centre and scale x.
    A variance is taken for at least its noise, and at most m (1 - m), what it can be on [0, 1].
-2. 0.18 for the second moments: rows z = [A (x - c); b] are clipped to max(1, 0.3 (N/D)^⅓) times their root
-   mean square and Σ z zᵀ is released. Its eigenvalues, negative ones set to 0, are raised by √(2D) times the
-   noise, which is the norm of the noise; A, c and b then whiten what results. Left out where the noise is
-   above the trace, or D above 2500: rows are then divided by √D, so that no curvature exceeds 1 either.
-3. 10 steps of length 1 of Nesterov's method. Residual · z is clipped to max(1.5, 0.7 (N/D)^⅓) times a root
-   mean square that a twentieth of each step's part keeps up to date (it only falls, at most by half).
-4. The mean of the last 7, weighted by precision, times S/(S + 6E): S is the mean square of y, and E what the
-   noise alone would cost, found by sending it through the recursion.
+2. 0.18 for the second moments: rows z = [A (x - c); b] are clipped to max(1, 0.3 (N/D)^⅓) times their
+   root mean square and Σ z zᵀ is released. Its eigenvalues, negative ones set to 0, are raised by
+   √(2D) times the noise, which is the norm of the noise; A, c and b then whiten what results. Left out where
+   the noise is above the trace, or D above 2500: rows are then divided by √D, so that no curvature exceeds 1
+   either.
+3. 10 steps of length 1 of Nesterov's method, or fewer where the released moments, less the norm of their
+   noise, say that these leave less than a hundredth of any direction. Residual · z is clipped to max(1.5,
+   0.7 (N/D)^⅓) times a root mean square that a twentieth of each step's part keeps up to date (it only
+   falls, at most by half).
+4. The mean of the last 7 (of fewer steps the last 2), weighted by precision, times S/(S + 6E): S is the mean
+   square of y, and E what the noise alone would cost, found by sending it through the recursion.
 
 The penalty is the larger of the one asked for and 0.3/N: 1/μ records at the end of a range are below what may
 be seen, and would carry a second moment of 1/N. The constants were chosen on made-up linear tables of 700 to
-5,000 rows and 5 to 50 features at ε from 0.1 to 1 (docs/methods.md has tables that played no part).
+5,000 rows and 5 to 50 features at ε from 0.1 to 1 (docs/methods-results.md has tables that played no part).
 
-Guarantee: each of the 14 answers (one fewer without the moments, and without an intercept) is a Gaussian
-mechanism on a sum of clipped terms, and their parts add up to μ²: μ-GDP by adaptive composition, under every
-adjacency; for a filter of GDP or zCDP. The number of records is public.
+Guarantee: each of the answers (14 with 10 steps; one fewer without the moments, and without an intercept) is
+a Gaussian mechanism on a sum of clipped terms, and their parts add up to μ²: μ-GDP by adaptive composition,
+under every adjacency; for a filter of GDP or zCDP. The number of records is public.
 
 >>> import farthing as ft
 >>> from farthing.linear.losses import squared
@@ -68,23 +71,24 @@ _TARGET = (0.01, 0.2)  # the least and the most of μ² for either number about 
 _WIDEST = 2500  # rows whose second moments are worth their time
 _SHORT, _SMALL = 1.0, 1.5  # the least clips, of rows and of their steps, in root mean squares
 _TAIL, _SHRINK = 0.7, 6.0
+_STEPS, _LEFT = 10, 0.01  # the most steps, and of a direction what fewer may leave
 
 
 @until_spent
 def least_squares(
-    ledger: Ledger, problem: Problem, *, steps: int = 10, penalty: float = 0.3
+    ledger: Ledger, problem: Problem, *, steps: int | None = None, penalty: float = 0.3
 ) -> Iterator[Step]:
     """Solves least squares by clipped steps in the space that noisy second moments whiten.
 
     Parameters
     ----------
-    steps : int, default 10
-        The number of steps of Nesterov's method.
+    steps : int, optional
+        The number of steps of Nesterov's method. None: 10, or what the moments call for.
     penalty : float, default 0.3
         ``penalty`` / N is the least penalty on a mean of squares, N = n μ.
     """
     Space.of(problem)  # refuses other losses
-    steps = validate.count(steps=steps)
+    steps = None if steps is None else validate.count(steps=steps)
     schedule, size = BudgetSchedule(ledger, problem.records), problem.width + problem.intercept
     reach = 1 / schedule.deviation(1.0, ClipNorm(1.0))  # N
     penalty = max(validate.non_negative(penalty=penalty) / reach, problem.penalty / problem.records)
@@ -94,9 +98,10 @@ def least_squares(
 
     plain = Features(problem.width, intercept=0.0)
     features, trace = _scaled(schedule, rest * _MEANS, problem, plain, penalty)
-    left, clip = rest * (1 - _MEANS), max(_SHORT, 0.3 * (reach / size) ** (1 / 3))
+    each = (reach / size) ** (1 / 3)
+    left, clip = rest * (1 - _MEANS), max(_SHORT, 0.3 * each)
     noise = schedule.deviation(rest * _MOMENTS, ClipOuter(clip)) * math.sqrt(2 * size)  # over the trace
-    if size <= _WIDEST and noise < 1:
+    if whitened := size <= _WIDEST and noise < 1:
         bound = ClipOuter(clip * math.sqrt(trace))
         moments, deviation = schedule.mean(
             rest * _MOMENTS, RowScatter(plain, features), bound, mechanism=SymmetricGaussian
@@ -110,7 +115,8 @@ def least_squares(
         features = Features(features.width, features.centre, scale, features.intercept * shrink)
         curvature, trace = np.full(size, shrink**2), 1.0
 
-    clip = max(_SMALL, 0.7 * (reach / size) ** (1 / 3))
+    clip = max(_SMALL, 0.7 * each)
+    steps, averaged = _counted(steps, 2 * curvature - 1 if whitened else np.zeros(size))
     rms, pull = math.sqrt(trace * spread), ridge(features, penalty)
     w, ahead, mean, precision, momentum = (*np.zeros((3, size)), 0.0, 1.0)
     # what the noise of each step adds, in the directions of the curvatures (the noise is the same in all)
@@ -124,7 +130,7 @@ def least_squares(
         new_noise[t - 1] += deviation
         ahead, w, momentum = new + slide * (new - w), new, after
         ahead_noise, w_noise = new_noise + slide * (new_noise - w_noise), new_noise
-        if t > int(steps * (1 - _TAIL)):
+        if t > steps - averaged:
             mean, mean_noise = mean + w / deviation**2, mean_noise + w_noise / deviation**2
             precision += deviation**-2
         least = deviation * slope.stretch
@@ -135,6 +141,22 @@ def least_squares(
     cost = float((curvature * np.square(mean_noise / precision).sum(axis=0)).sum())
     w = mean / precision * (spread / (spread + _SHRINK * cost))
     yield Step(steps, _on_x(features, w, origin), schedule.receipts())
+
+
+def _counted(steps: int | None, curvature: Array) -> tuple[int, int]:
+    """Return the number of steps and of those that are averaged.
+
+    None: as few as leave next to nothing in directions of these curvatures, of two averaged, or `_STEPS`.
+    """
+    left, ahead, momentum = np.ones_like(curvature), np.ones_like(curvature), 1.0
+    for t in range(1, _STEPS) if steps is None else ():
+        before, left = left, ahead * (1 - curvature)
+        after = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
+        ahead, momentum = left + (momentum - 1) / after * (left - before), after
+        if np.abs(left + before).max() < 2 * _LEFT:
+            return t, 2
+    steps = _STEPS if steps is None else steps
+    return steps, steps - int(steps * (1 - _TAIL))
 
 
 def target(
@@ -157,7 +179,7 @@ def _scaled(
     """Return x about its mean, in units of its deviation (about 0 without an intercept), and E|z|².
 
     In [0, 1] the variance is at most m (1 - m) and the mean square at most m, and in any case taken for what
-    stands out of the noise.
+    exceeds the noise.
     """
     width, middle = problem.width, 0.0 if problem.unit else 0.5
     about = Features(width, middle, intercept=0.0)
@@ -228,9 +250,13 @@ class Targets:
         for part in slices(max(1, len(records)), min(2**16, total.rows)):  # what is refused, of nobody too
             with np.errstate(over="ignore", invalid="ignore"):
                 off = np.asarray(records.y[part], dtype=np.float64) - self.origin
-                each = bound.apply((off**self.power - self.middle)[:, None])
-            each = weighed(each, None if shares is None else shares[part], bound)
-            total.add(each.sum(axis=0), len(each))
+                off = off**self.power - self.middle
+                finite = shares is None and bool(np.isfinite(off.sum()))  # then every term is
+            if finite:
+                total.add(np.clip(off, bound.low, bound.high, out=off).sum(keepdims=True), len(off))
+            else:
+                each = weighed(bound.apply(off[:, None]), None if shares is None else shares[part], bound)
+                total.add(each.sum(axis=0), len(each))
         return total.value
 
 

@@ -1,15 +1,15 @@
-"""Objective and output perturbation: a convex problem solved once, noise inside it or added to its answer.
+"""Train by objective or output perturbation: one convex problem, with noise in it or on its solution.
 
 Both minimise F(w) = Σ loss(z·w, y) + λ/2 |w|² over rows |z| <= R, the intercept regularised like the rest.
 
 **Objective perturbation** (Chaudhuri, Monteleoni & Sarwate 2011, Algorithm 2; Kifer, Smith & Thakurta 2012,
-Algorithm 1, Gaussian noise) minimises F(w) + b·w with b ~ N(0, σ²R²). What it costs is derived here for
-losses whose residual keeps its sign for a label and lies in [-1, 1], in the manner of Redberg, Koskela & Wang
-2023 (a linear model's gradient only ever points along z), but without the factor 2 and, for the logistic
-loss, without a charge for the Jacobian. Let δ_μ(ε) be the exact curve of the Gaussian mechanism.
+Algorithm 1, Gaussian noise) minimises F(w) + b·w with b ~ N(0, σ²R²). Its price is derived here for losses
+whose residual keeps its sign for a label and lies in [-1, 1], in the manner of Redberg, Koskela & Wang 2023
+(the gradient of a linear model always points along z), but without the factor 2 and, for the logistic loss,
+without a charge for the Jacobian. Let δ_μ(ε) be the exact curve of the Gaussian mechanism.
 
 *Theorem (add-remove).* With curvature c, κ = ln(1 + cR²/λ) and ε >= κ it is (ε, δ_{1/σ}(ε - κ))-DP; for the
-logistic loss and λ >= R²/ε it is (ε, δ_{1/σ}(ε))-DP, the same as adding b to one gradient.
+logistic loss and λ >= R²/ε it is (ε, δ_{1/σ}(ε))-DP, the price of adding b to one gradient.
 
 *Proof.* w ↦ b is one to one (λ > 0), so the log-ratio of the densities of w with and without the record z is
 at most ln(1 + ℓ''|z|²/λ) + (2ρs + ρ²)/2σ²R²: the first term from the determinants, which differ by a matrix
@@ -23,16 +23,17 @@ does, and there it is at most G. ∎
 *Replace-one.* The same with two residuals and the corners of a square in place of 0 and R: δ_{2/σ}(ε - κ) + 2
 δ_{1/σ}(ε - κ), or for the logistic loss δ_{2/σ}(ε) + δ_{1/σ}(ε) + δ_{1/σ}(ε - R²/λ).
 
-The minimiser is found to a gradient of norm γ, so it is within γ/λ of the true one whatever the data;
-Gaussian noise for twice that, paid from ε/200 and δ/100, covers it (Iyengar et al. 2019, Algorithm 1, AMP),
-as it covers the lattice on which b is drawn and the rounding of floats. Newton's steps find it; should they
-not arrive, Nesterov's do, whose rate is a theorem (2004, Thm. 2.2.3): an error, and noise on nothing in place
-of an answer, would tell of the records.
+The minimiser is computed up to a gradient of norm γ, so it is within γ/λ of the exact one for any data;
+Gaussian noise for twice that distance, paid from ε/200 and δ/100, covers it (Iyengar et al. 2019, Algorithm
+1, AMP), and also covers the lattice on which b is drawn and the rounding of floats. Newton's method computes
+it; if it does not converge, Nesterov's method does, with a proven rate (2004, Thm. 2.2.3): an error, or noise
+in place of an answer, would reveal something about the records.
 
 **Output perturbation** (Chaudhuri et al. 2011, Algorithm 1, with Gaussian noise) adds noise to the minimiser,
-which moves by at most R/λ when a record comes or goes and 2R/λ when it is replaced (strong convexity), and by
-2γ/λ for the tolerance. T steps of gradient descent at rate η on n records (Wu et al. 2017; the version of Lee
-& Kifer 2018) move as far at λ = n/(ηT) and shrink alike, but only if the true number of records is near n.
+whose sensitivity is R/λ under add-remove and 2R/λ under replace-one (strong convexity), plus 2γ/λ for the
+tolerance. T steps of gradient descent at rate η on n records (Wu et al. 2017; the version of Lee & Kifer
+2018) have the same sensitivity at λ = n/(ηT) and shrink alike, but only if the true number of records is near
+n.
 
 >>> import farthing as ft
 >>> from farthing.linear.problem import Problem
@@ -74,22 +75,22 @@ from farthing.queries.samplers import Everyone
 
 Array = NDArray[np.float64]
 
-_TOLERANCE = 2.0**-34  # of the largest gradient: half of it covers 2^18 roundings a term, and there are fewer
+_TOLERANCE = 2.0**-34  # times the largest gradient: half of it covers 2^18 roundings per term
 _FLOAT_SLACK = 1 + 2.0**-20  # on the noise, for the rounding of a record's own gradient
 _NEWTON_STEPS = 100
 _BITS = 40  # b is drawn on a lattice of σ 2^-40
-_SHARE, _DELTA_SHARE = 1 / 200, 1 / 100  # of ε and δ, for the tolerance
+_SHARE, _DELTA_SHARE = 1 / 200, 1 / 100  # shares of ε and δ for the tolerance
 
 
 @until_spent
 def objective(ledger: Ledger, problem: Problem, *, penalty: float | None = None) -> Iterator[Step]:
-    """Minimises an objective with noise in it, in one answer for the whole budget of a basic filter.
+    """Minimise an objective with noise in it, in one answer for the whole budget of a basic filter.
 
     Parameters
     ----------
     penalty : float, optional
-        λ / R², with R the largest norm of a row. None: the larger of what the theorem asks for and 2σ²d/n,
-        which balances the noise on d weights against n records.
+        λ / R², with R the largest norm of a row. None: the larger of the theorem's minimum and 2σ²d/n, which
+        balances the noise on d weights against n records.
     """
     features = _features(problem)
     bound, budget = Convex(problem.loss, _radius(features)), ledger.budget
@@ -105,14 +106,14 @@ def objective(ledger: Ledger, problem: Problem, *, penalty: float | None = None)
 
 @until_spent
 def output(ledger: Ledger, problem: Problem, *, penalty: float | None = None) -> Iterator[Step]:
-    """Adds noise to the minimiser, in one promised Gaussian answer for the whole budget.
+    """Add noise to the minimiser, in one promised Gaussian answer for the whole budget.
 
     Parameters
     ----------
     penalty : float, optional
-        λ / R², with R the largest norm of a row. None: the larger of 0.7 σ √d, at which the noise, of norm
-        R σ √d / λ, is near 1, and (n σ² / 32)^(1/3), which balances what noise adds to the losses of n
-        records, at most n σ² / 8 penalty², against a pull of penalty / 2 on margins of size 4.
+        λ / R², with R the largest norm of a row. None: the larger of 0.7 σ √d, at which the noise, of norm R
+        σ √d / λ, is near 1, and (n σ² / 32)^(1/3), which balances the increase of the losses of n records by
+        noise, at most n σ² / 8 penalty², against a pull of penalty / 2 on margins of size 4.
     """
     features = _features(problem)
     radius, budget = _radius(features), ledger.budget
@@ -132,7 +133,7 @@ def output(ledger: Ledger, problem: Problem, *, penalty: float | None = None) ->
     spread = (noise * bound.norm() * _FLOAT_SLACK) ** 2 * np.eye(features.size)
     exact = LinearEstimate(
         features, answer.value, spread, None, 1 + 2.0**-10
-    )  # and what rounding adds to the noise
+    )  # including the slack for rounding
     yield EstimatedStep(1, features.unfold(answer.value), (answer.receipt,), exact)
 
 
@@ -140,7 +141,7 @@ def _features(problem: Problem) -> Features:
     if problem.outputs or not isinstance(problem.loss, Logistic | HuberHinge):
         raise Unsupported(
             f"perturbation is proven for two classes and a smooth loss of slope 1, not for {problem.loss} "
-            f"with {problem.outputs or 2} outputs: use dpsgd, or a fit for each class against the rest"
+            f"with {problem.outputs or 2} outputs: use dpsgd, or one fit per class against the rest"
         )
     return problem.rows()
 
@@ -150,12 +151,12 @@ def _radius(features: Features) -> float:
     return features.radius
 
 
-CONVEX = "Convex(loss, radius)"  # a kind of bound of its own
+CONVEX = "Convex(loss, radius)"  # a further kind of bound
 
 
 @dataclass(frozen=True, slots=True)
 class Convex:
-    """A loss of slope 1 on rows of norm at most ``radius``: what one record adds to a gradient."""
+    """A loss of slope 1 on rows of norm at most ``radius``, which bounds one record's gradient."""
 
     loss: Loss
     radius: float
@@ -188,7 +189,7 @@ class ObjectiveNoise:
     epsilon: float
 
     def unit_event(self) -> Event:
-        raise Unsupported("objective perturbation is priced with its loss: ask for its event")
+        raise Unsupported("objective perturbation has no price without its loss: call event()")
 
     def check(self, bound: Bound, shape: tuple[int, ...] | None) -> None:
         if not isinstance(bound, Convex):
@@ -206,7 +207,7 @@ class ObjectiveNoise:
         return ApproximateEvent(self.epsilon, min(inner + outer, math.nextafter(1.0, 0.0)))
 
     def release(self, total: Any, bound: Convex, stream: Stream, turn: int = 0) -> Array:
-        """The minimiser of a ``total`` that `Objective` handed on, noise in and around it."""
+        """Return the minimiser of the ``total`` of an `Objective`, with noise in it and around it."""
         size, penalty = total.features.size, self.penalty * bound.radius**2
         cell = self.noise_multiplier * bound.radius * _FLOAT_SLACK * 2.0**-_BITS
         linear = lattice.gaussian(stream, size, _BITS).astype(np.float64) * cell
@@ -216,7 +217,7 @@ class ObjectiveNoise:
 
 
 def delta_of(loss: Loss, noise: float, penalty: float, epsilon: float, adjacency: Adjacency) -> float:
-    """The theorem above: δ of the exact minimiser at ε, ``penalty`` being λ / R²; 1 where it says nothing."""
+    """Return δ at ε by the theorem above, with ``penalty`` = λ / R²; 1 if it does not apply."""
     replaced = adjacency is Adjacency.REPLACE_ONE
     curves = [1 / noise] * 2 + [2 / noise] if replaced else [1 / noise]
     room = epsilon - math.log1p(loss.curvature / penalty)
@@ -229,7 +230,7 @@ def delta_of(loss: Loss, noise: float, penalty: float, epsilon: float, adjacency
 
 
 def _least_penalty(loss: Loss, budget: Budget) -> float:
-    """λ / R² at which the Jacobian is free (logistic), or takes a quarter of ε."""
+    """Return λ / R² at which the Jacobian is free (logistic), or takes a quarter of ε."""
     epsilon = budget.epsilon * (1 - _SHARE)
     if not isinstance(loss, Logistic):
         return loss.curvature / math.expm1(epsilon / 4)
@@ -237,7 +238,7 @@ def _least_penalty(loss: Loss, budget: Budget) -> float:
 
 
 def _calibrate(bound: Convex, penalty: float, budget: Budget) -> ObjectiveNoise:
-    """The least noise in the objective that fits the budget."""
+    """Return the least noise in the objective that fits the budget."""
     delta = validate.probability(delta=budget.delta)
     goal, epsilon = math.log((1 - 1.1 * _DELTA_SHARE) * delta), budget.epsilon * (1 - _SHARE)
 
@@ -259,7 +260,7 @@ def _calibrate(bound: Convex, penalty: float, budget: Budget) -> ObjectiveNoise:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A contribution that hands the records on to the mechanism, which minimises once its noise is known."""
+    """A contribution that passes the records to the mechanism, which minimises once its noise is drawn."""
 
     features: Features
     tolerance: float
@@ -269,7 +270,7 @@ class Objective:
 
     @property
     def least(self) -> float:
-        """Rows are as long as their features let them be."""
+        """The norm bound of the features, as rows are not shrunk here."""
         return _radius(self.features)
 
     def bounded_sum(self, records: Table, w: Any, bound: Convex) -> Any:
@@ -278,7 +279,7 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Minimiser:
-    """The minimiser itself, which moves by ``reach`` at most when a record comes or goes."""
+    """The minimiser itself, with sensitivity ``reach`` under add-remove."""
 
     loss: Loss
     features: Features
@@ -293,7 +294,7 @@ class Minimiser:
 
     @property
     def least(self) -> float:
-        """Return `reach`: the minimiser is no sum, and nothing is shrunk."""
+        """Return `reach`: the minimiser is not a sum, and nothing is shrunk."""
         return self.reach
 
     @property
@@ -307,23 +308,23 @@ class Minimiser:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """Records, and what is to be minimised on them."""
+    """Records, and the objective to minimise on them."""
 
     records: Table
     features: Features
     tolerance: float
 
     def minimise(self, loss: Loss, linear: Array, penalty: float) -> Array:
-        """The minimiser of F + linear · w, by damped Newton steps, to the gradient norm asked for.
+        """Return the minimiser of F + linear · w by damped Newton steps, to the requested gradient norm.
 
-        One step is one pass: value, gradient and Hessian. A step is taken if it lowers the value, or near the
-        end, where values no longer tell, if it halves the gradient or ends near the lowest point on its line.
+        One step is one pass: value, gradient and Hessian. A step is taken if it lowers the value or, near the
+        end, where values are too coarse, if it halves the gradient or ends near the lowest point on its line.
         """
         w = np.zeros(len(linear))
         value, gradient, hessian = self._look(loss, linear, penalty, w)
         for _ in range(_NEWTON_STEPS):
             size = float(np.linalg.norm(gradient))
-            if size <= self.tolerance / 2:  # the other half is for the rounding of this gradient
+            if size <= self.tolerance / 2:  # the other half covers the rounding of this gradient
                 return w
             step, length = np.linalg.solve(hessian, gradient), 1.0
             slope, blur = float(gradient @ step), 1e-12 * abs(value)
@@ -342,9 +343,9 @@ class Behind:
         value, gradient = penalty / 2 * float(w @ w) + float(linear @ w), Sum(len(self.records), w.shape)
         hessian = penalty * np.eye(len(w))
         for block in self.records.blocks(self.features):
-            y = (np.asarray(block.y) > 0.5).astype(np.float64)  # whatever the labels, a residual has one sign
+            y = (np.asarray(block.y) > 0.5).astype(np.float64)  # for any label, the residual has one sign
             z = block.rows(self.features)
-            margins = z @ w  # of bounded rows: finite whatever the record
+            margins = z @ w  # rows are bounded, so these are finite
             residual = loss.residual(margins, y)
             value += float(loss.value(margins, y).sum())
             gradient.add(z.T @ residual, len(z))
@@ -353,14 +354,14 @@ class Behind:
 
 
 def _second(loss: Loss, size: Array) -> Array:
-    """The second derivative in the margin, from |residual|."""
+    """Return the second derivative in the margin, from |residual|."""
     if isinstance(loss, Logistic):
         return size * (1 - size)
     return np.where((size > 0) & (size < 1), loss.curvature, 0.0)
 
 
 def minimiser(total: Any, bound: Convex, linear: Array, penalty: float) -> Array:
-    """Return the minimiser, by Newton's steps, or by Nesterov's where those do not arrive."""
+    """Return the minimiser by Newton's method, or by Nesterov's if that does not converge."""
     try:
         return np.asarray(total.minimise(bound.loss, linear, penalty))
     except (FarthingError, np.linalg.LinAlgError):
@@ -370,8 +371,9 @@ def minimiser(total: Any, bound: Convex, linear: Array, penalty: float) -> Array
 def accelerated(total: Any, bound: Convex, linear: Array, penalty: float) -> Array:
     """Return the minimiser by Nesterov's method for strongly convex functions, to the same tolerance.
 
-    F(w) - min F is at most L |w*|² (1 - √(λ/L))ᵗ after t steps, L being the curvature, and the square of a
-    gradient at most 2L times that: where it has not arrived after so many, floats do not tell that it has.
+    F(w) - min F is at most L |w*|² (1 - √(λ/L))ᵗ after t steps, with L the curvature, and the square of a
+    gradient at most 2L times that. So it has converged after this number of steps, up to the rounding of
+    floats.
     """
     pull = bound.norm() * len(total.records)  # the largest gradient of all records
     smooth = bound.loss.curvature * len(total.records) * bound.radius**2 + penalty

@@ -1,23 +1,24 @@
-"""PrivGene: a genetic algorithm whose parents are chosen by the exponential mechanism.
+"""Train by PrivGene, a genetic algorithm whose parents are chosen by the exponential mechanism.
 
 Zhang, Xiao, Yang, Zhang & Winslett, "PrivGene: differentially private model fitting using genetic
 algorithms", SIGMOD 2013. A generation of candidates is scored by its fit; the best, chosen privately, are its
-parents; children mix the coordinates of two parents and are mutated, less and less. The last generation
-elects one candidate.
+parents; children mix the coordinates of two parents and are mutated with decreasing size. One candidate of
+the last generation is selected.
 
-* *Enhanced* exponential mechanism: noise answers to how far a record can move the *gap* of two scores. Here a
-  record's score for a candidate is how much better it is than the record's worst. It lies in [0, R · diameter
-  of the candidates], as losses have slope 1 at most and |z| <= R: when candidates draw together, noise falls.
-* Parents are chosen by the exponential mechanism that many times without replacement, from scores of one
-  pass over the table; each choice has noise of its own.
-* Parents stay among the candidates of the next generation, so that what was good is not lost to mutation.
-* Rounds by rule: the paper lets them grow with n ε; so does the default here, with a constant of its own.
-* Children are mixed and mutated with public randomness, an expansion of ``seed``: it is independent of the
-  records, and no part of the guarantee, which rests on the ledger's own stream.
+* *Enhanced* exponential mechanism: the noise is calibrated to the change of the *gap* of two scores by one
+  record. A record's score for a candidate is its largest loss over all candidates minus its loss. It lies in
+  [0, R · diameter of the candidates], as losses have slope 1 at most and |z| <= R: when candidates converge,
+  the noise shrinks.
+* Parents are chosen by repeated exponential mechanisms without replacement, from scores of one pass over the
+  table; each choice has independent noise.
+* Parents stay among the candidates of the next generation, so that mutation does not lose good ones.
+* The number of rounds grows with n ε, as in the paper, with another constant.
+* Children are mixed and mutated with public randomness, expanded from ``seed``: it is independent of the
+  records and not part of the guarantee, which relies on the ledger's stream.
 
-Guarantee: each choice has log-ratios within an interval of length ε' (`NoisyMax`, Gumbel), ε' = 1/noise when
-a record comes or goes and 2/noise when it is replaced. `ZcdpFilter` suits (ε'²/8 each); `BasicFilter` gives
-the paper's pure ε.
+Guarantee: each choice has log-ratios within an interval of length ε' (`NoisyMax`, Gumbel), with ε' = 1/noise
+under add-remove and 2/noise under replace-one. `ZcdpFilter` charges ε'²/8 for each; `BasicFilter` gives the
+paper's pure ε.
 
 >>> import farthing as ft
 >>> from farthing.accounting.filters import ZcdpFilter
@@ -71,14 +72,14 @@ def privgene(
     shrink: float = 0.05,
     seed: int = 0,
 ) -> Iterator[Step]:
-    """Breeds weights over generations, and lets noisy choices select the parents of each.
+    """Breed weights over generations, with parents selected by noisy choices.
 
     Parameters
     ----------
     candidates : int, default 100
         The number of weight vectors in a generation.
     parents : int, default 5
-        The number of them that are chosen to breed the next one.
+        The number of them that are chosen as parents of the next generation.
     rounds : int, optional
         The number of generations. None: a rule of the budget and the number of records.
     spread : float, default 1.0
@@ -86,7 +87,7 @@ def privgene(
     shrink : float, default 0.05
         Mutations shrink from ``spread`` to ``shrink`` times it.
     seed : int, default 0
-        Seeds the mutations, which are public.
+        The seed of the mutations, which are public.
     """
     if problem.outputs or not math.isfinite(problem.loss.slope):
         raise Unsupported("privgene fits weight vectors under a loss of bounded slope: use dpsgd otherwise")
@@ -112,7 +113,7 @@ def privgene(
 
 
 def _reach(problem: Problem, features: Features, generation: Array) -> float:
-    """R times the diameter of the candidates: how far a record's losses lie apart at most."""
+    """Return R times the diameter of the candidates, the largest spread of a record's losses."""
     squares = np.square(generation).sum(axis=0)
     apart = squares[:, None] + squares - 2 * generation.T @ generation
     radius = features.radius or problem.radius
@@ -120,7 +121,7 @@ def _reach(problem: Problem, features: Features, generation: Array) -> float:
 
 
 def _children(public: Stream, parents: Array, count: int, step: float) -> Array:
-    """Each takes every coordinate from one of two parents; a few coordinates are then moved."""
+    """Return children with each coordinate from one of two parents, and a few coordinates mutated."""
     size, many = parents.shape
     first, second = (parents[:, public.uniform_below(many, count)] for _ in range(2))
     mixed = np.where(public.bernoulli(0.5, size * count).reshape(size, count), first, second)
@@ -129,14 +130,14 @@ def _children(public: Stream, parents: Array, count: int, step: float) -> Array:
 
 
 def _uniform(public: Stream, shape: tuple[int, int]) -> Array:
-    """Public numbers in [-1, 1)."""
+    """Return public random numbers in [-1, 1)."""
     words = public.integers(math.prod(shape)).astype(np.float64)
     return (words * 2.0**-63 - 1).reshape(shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """Σ (largest loss of the record - loss) at the candidates, the columns of w: a gap is a gap of losses."""
+    """Σ (largest loss of the record - loss) at the candidates, the columns of w."""
 
     loss: Loss
     features: Features
@@ -156,7 +157,7 @@ class Advantages:
 
 @dataclass(frozen=True, slots=True)
 class NoisyTop:
-    """Places of large scores, best first: `NoisyMax` ``count`` times, each among those that are left."""
+    """The indices of large scores, best first: `NoisyMax` ``count`` times without replacement."""
 
     noise_multiplier: float
     count: int = 1

@@ -1,8 +1,8 @@
 """Classify under pure ε-DP (δ = 0): objective perturbation with Laplace noise.
 
 Chaudhuri, Monteleoni & Sarwate 2011, Algorithm 2, with independent Laplace coordinates in place of their
-noise of Gamma norm (1.4 times its length, but drawn exactly), and without their charge of 2 ln(1 + c R²/λ)
-where the loss is logistic. It minimises F(w) + b·w, F(w) = Σ loss(z·w, y) + λ/2 |w|², over rows |z| <= R of D
+noise of Gamma norm (1.4 times as long, but sampled exactly), and without their charge of 2 ln(1 + c R²/λ) for
+the logistic loss. It minimises F(w) + b·w, F(w) = Σ loss(z·w, y) + λ/2 |w|², over rows |z| <= R of D
 coordinates, the intercept regularised like the rest; b has Laplace coordinates of scale s = m R √D, with m
 the noise multiplier on the L1 norm.
 
@@ -10,11 +10,11 @@ the noise multiplier on the L1 norm.
 minimiser is (1/m + ln(1 + cR²/λ))-DP; for the logistic loss and λ >= m R² it is (1/m)-DP.
 
 *Proof.* w ↦ b = -∇F(w) is one to one and Lipschitz both ways (λ > 0), so w has the density ν(b) det ∇²F(w).
-With a record (z, y) more, b moves by r z, r being its residual at w, and the determinant is multiplied by 1 +
-ℓ'' zᵀ(∇²F)⁻¹z, which lies in [1, 1 + ℓ''R²/λ]. The density of b changes by a factor within exp(±|r| |z|₁/s),
-and |z|₁ <= √D R. So log-ratios are at most |r|/m in the direction where the record goes, and |r|/m + ln(1 +
-ℓ''R²/λ) where it comes: the first claim. For the logistic loss ℓ'' = |r| (1 - |r|), and with R²/λ <= 1/m the
-logarithm is at most (1 - |r|) |r| R²/λ <= (1 - |r|)/m: together at most 1/m. ∎
+An additional record (z, y) moves b by r z, where r is its residual at w, and multiplies the determinant by 1
++ ℓ'' zᵀ(∇²F)⁻¹z, which lies in [1, 1 + ℓ''R²/λ]. The density of b changes by a factor within exp(±|r|
+|z|₁/s), and |z|₁ <= √D R. So log-ratios are at most |r|/m in the direction that removes the record, and |r|/m
++ ln(1 + ℓ''R²/λ) in the one that adds it: the first claim. For the logistic loss ℓ'' = |r| (1 - |r|), and
+with R²/λ <= 1/m the logarithm is at most (1 - |r|) |r| R²/λ <= (1 - |r|)/m: together at most 1/m. ∎
 
 **Theorem (K classes).** With the softmax loss of K classes, weights a matrix of D x K, and Laplace noise of
 scale s = 2 m R √D on every entry, the exact minimiser is (1/m + (K - 1) ln(1 + R²/Kλ))-DP: the noise does not
@@ -25,15 +25,15 @@ L1. Its Hessian is B = z zᵀ ⊗ S with S = diag(p) - p pᵀ, whose K - 1 eigen
 |p|² <= 1 - 1/K. With M >= λ the eigenvalues of M^-½ B M^-½ are at most those of B/λ (Weyl), so the
 determinant grows by at most Π (1 + σ_j R²/λ), which is largest where all σ_j are 1/K. ∎
 
-*Replace-one.* By way of the table without the record: twice that.
+*Replace-one.* Twice the price, through the table without the record.
 
-*What is computed.* b is drawn as s 2⁻⁴⁰ round(2⁴⁰ L), L exactly Laplace (`farthing.noise.lattice`), and the
-minimiser to a gradient of norm γ. Given the exact minimiser v at s L, which the theorem is about, what is
-found lies within (γ + s 2⁻⁴⁰ √D)/λ of v, whatever the records; so two tables with the same v are at most
-twice that apart (√D more in L1, √(DK) with K classes), and Laplace noise for it, of a 200th of ε, covers
-rounding, lattice and tolerance by composition. Newton's steps (L-BFGS, with K classes) find the minimiser;
-should they not arrive, Nesterov's do (`farthing.linear.methods.perturbation`), so that no table ends in an
-error.
+*Computation.* b is drawn as s 2⁻⁴⁰ round(2⁴⁰ L), with L exactly Laplace (`farthing.noise.lattice`), and the
+minimiser is computed to a gradient of norm γ. Let v be the exact minimiser at s L, to which the theorem
+applies. The computed one lies within (γ + s 2⁻⁴⁰ √D)/λ of v, for any records; so two tables with the same v
+are at most twice that apart (√D more in L1, √(DK) with K classes), and Laplace noise for this distance, with
+a 200th of ε, covers rounding, lattice and tolerance by composition. Newton's method (L-BFGS, with K classes)
+computes the minimiser; if it does not converge, Nesterov's does (`farthing.linear.methods.perturbation`), so
+that no table ends in an error.
 
 >>> import farthing as ft
 >>> from farthing.accounting.filters import BasicFilter
@@ -76,27 +76,27 @@ from farthing.queries.samplers import Everyone
 
 Array = NDArray[np.float64]
 
-_SHARE = 1 / 200  # of ε, for the tolerance
+_SHARE = 1 / 200  # share of ε for the tolerance
 _BITS = 40
 _ROUNDED = 1 - 2.0**-40
-_BALANCE = 2.0, 0.3  # of the penalty's rule, for two classes and for more
+_BALANCE = 2.0, 0.3  # constants of the penalty's rule, for two classes and for more
 _LBFGS_STEPS = 2000
-_CURVED = 64  # weights of problems whose Hessian is computed
+_CURVED = 64  # the most weights for which the Hessian is computed
 
 
 @until_spent
 def pure(ledger: Ledger, problem: Problem, *, penalty: float | None = None) -> Iterator[Step]:
-    """Minimises an objective with Laplace noise in it, in one answer of pure ε-DP for the whole budget.
+    """Minimise an objective with Laplace noise in it, in one ε-DP answer for the whole budget.
 
     Parameters
     ----------
     penalty : float, optional
-        λ / R², with R the largest norm of a row. None: the larger of what the theorem asks for and 2σ²d/n,
-        which balances the noise on d weights, of deviation σ R, against n records.
+        λ / R², with R the largest norm of a row. None: the larger of the theorem's minimum and 2σ²d/n, which
+        balances the noise on d weights, of deviation σ R, against n records.
     """
     features, outputs = _features(problem), problem.outputs
     budget, radius = ledger.budget, perturbation._radius(features)
-    epsilon = budget.epsilon * _ROUNDED / budget.adjacency.shift  # of a record that comes or goes
+    epsilon = budget.epsilon * _ROUNDED / budget.adjacency.shift  # under add-remove
     inner = epsilon * (1 - _SHARE)
     bound = WideConvex(problem.loss, radius, features.size, outputs)
     noise = 1 / (inner * _inner_share(problem.loss))
@@ -105,7 +105,7 @@ def pure(ledger: Ledger, problem: Problem, *, penalty: float | None = None) -> I
         least, size = _least_penalty(bound, epsilon), features.size * max(1, outputs)
         penalty = max(least, _BALANCE[outputs > 0] * deviation**2 * size / problem.records)
     jacobian = _jacobian(bound, validate.positive(penalty=penalty))
-    if outputs and jacobian < inner:  # what the Jacobian leaves, less noise
+    if outputs and jacobian < inner:  # the rest of ε after the Jacobian means less noise
         noise = 1 / (inner - jacobian) * (1 + 1e-12)
     mechanism = LaplaceObjective(noise, 1 / (epsilon * _SHARE), penalty)
     tolerance = perturbation._TOLERANCE * problem.records * radius
@@ -121,7 +121,7 @@ def pure(ledger: Ledger, problem: Problem, *, penalty: float | None = None) -> I
 
 
 def _features(problem: Problem) -> Features:
-    """Return rows of bounded norm, for a loss that one of the theorems is about."""
+    """Return rows of bounded norm, for a loss that one of the theorems covers."""
     if problem.outputs and not isinstance(problem.loss, Softmax):
         raise Unsupported(
             "pure ε-DP of more than two classes is proven for the softmax loss: use LogisticRegression"
@@ -130,12 +130,12 @@ def _features(problem: Problem) -> Features:
 
 
 def _inner_share(loss: Loss) -> float:
-    """The share of ε for the noise: all of it where the Jacobian is free."""
+    """Return the share of ε for the noise: all of it if the Jacobian is free."""
     return 1.0 if isinstance(loss, Logistic) else 0.75
 
 
 def _least_penalty(bound: "WideConvex", epsilon: float) -> float:
-    """λ / R² at which the Jacobian is free (logistic), or takes a quarter of ε."""
+    """Return λ / R² at which the Jacobian is free (logistic), or takes a quarter of ε."""
     inner = epsilon * (1 - _SHARE)
     if isinstance(bound.loss, Logistic):
         return (1 + 1e-12) / inner
@@ -145,20 +145,21 @@ def _least_penalty(bound: "WideConvex", epsilon: float) -> float:
 
 
 def _jacobian(bound: "WideConvex", penalty: float) -> float:
-    """The most by which a record changes the logarithm of the determinant, ``penalty`` being λ / R²."""
+    """Return the largest change of the log-determinant by a record, with ``penalty`` = λ / R²."""
     if bound.outputs:
         return (bound.outputs - 1) * math.log1p(1 / (bound.outputs * penalty))
     return math.log1p(bound.loss.curvature / penalty)
 
 
-WIDE_CONVEX = "WideConvex(loss, radius, size)"  # a kind of bound of its own
+WIDE_CONVEX = "WideConvex(loss, radius, size)"  # a further kind of bound
 
 
 @dataclass(frozen=True, slots=True)
 class WideConvex(Convex):
     """A loss on rows of norm at most ``radius`` and ``size`` coordinates.
 
-    Of slope 1, or the softmax loss of so many ``outputs``, whose residuals have norms of at most 2 and √2.
+    It has slope 1, or is the softmax loss of ``outputs`` classes, whose residuals have norms of at most 2 and
+    √2.
     """
 
     size: int = 1
@@ -182,7 +183,7 @@ class LaplaceObjective:
     penalty: float
 
     def unit_event(self) -> Event:
-        raise Unsupported("objective perturbation is priced with its loss: ask for its event")
+        raise Unsupported("objective perturbation has no price without its loss: call event()")
 
     def check(self, bound: Bound, shape: tuple[int, ...] | None) -> None:
         if not isinstance(bound, WideConvex):
@@ -197,7 +198,7 @@ class LaplaceObjective:
         return PureEvent(epsilon * adjacency.shift)
 
     def release(self, total: Any, bound: WideConvex, stream: Stream, turn: int = 0) -> Array:
-        """The minimiser of a ``total`` that `WideObjective` handed on, noise in and around it."""
+        """Return the minimiser of the ``total`` of a `WideObjective`, with noise in it and around it."""
         size = total.features.size * max(1, bound.outputs)
         penalty = self.penalty * bound.radius**2
         scale = self.noise_multiplier * bound.norm(1) * perturbation._FLOAT_SLACK
@@ -209,7 +210,7 @@ class LaplaceObjective:
 
 
 def epsilon_of(loss: Loss, noise: float, penalty: float, outputs: int = 0) -> float:
-    """The theorems above: ε of the exact minimiser when a record comes or goes, ``penalty`` being λ / R²."""
+    """Return ε of the exact minimiser under add-remove by the theorems above; ``penalty`` = λ / R²."""
     if isinstance(loss, Logistic) and penalty >= noise:
         return 1 / noise
     return 1 / noise + _jacobian(WideConvex(loss, 1.0, 1, outputs), penalty)
@@ -217,7 +218,7 @@ def epsilon_of(loss: Loss, noise: float, penalty: float, outputs: int = 0) -> fl
 
 @dataclass(frozen=True, slots=True)
 class WideObjective(Objective):
-    """An `Objective` whose bound knows the number of its coordinates."""
+    """An `Objective` whose bound includes the number of its coordinates."""
 
     honours: ClassVar[tuple[str, ...]] = (WIDE_CONVEX,)
 
@@ -225,7 +226,7 @@ class WideObjective(Objective):
         if not isinstance(bound, WideConvex) or bound.size != self.features.size:
             raise InvalidValue(f"the bound must be WideConvex of size {self.features.size}, got {bound}")
         if (bound.outputs > 0) != isinstance(bound.loss, Softmax):
-            raise InvalidValue(f"{type(bound.loss).__name__} is no loss of {bound.outputs} outputs")
+            raise InvalidValue(f"{type(bound.loss).__name__} is not a loss of {bound.outputs} outputs")
         if bound.outputs:
             return SoftmaxBehind(records, self.features, self.tolerance, bound.outputs)
         return Objective.bounded_sum(self, records, w, bound)
@@ -233,14 +234,14 @@ class WideObjective(Objective):
 
 @dataclass(frozen=True, slots=True)
 class SoftmaxBehind(Behind):
-    """Records of several classes, and what is to be minimised on them; weights are D x K, row by row."""
+    """Records of several classes, and the objective to minimise; weights are D x K, row by row."""
 
     outputs: int = 2
 
     def minimise(self, loss: Loss, linear: Array, penalty: float) -> Array:
-        """The minimiser of F + linear · w, an error where it is not as near as asked for.
+        """Return the minimiser of F + linear · w, or raise if it is not within the tolerance.
 
-        By Newton's steps where the Hessian is small, by L-BFGS otherwise.
+        It uses Newton's method if the Hessian is small, L-BFGS otherwise.
         """
         if len(linear) <= _CURVED:
             return Behind.minimise(self, loss, linear, penalty)
@@ -269,7 +270,7 @@ class SoftmaxBehind(Behind):
         hessian = penalty * np.eye(len(w) if curved and len(w) <= _CURVED else 0)
         for block in self.records.blocks(self.features):
             z, y = block.rows(self.features), np.asarray(block.y, dtype=np.float64)
-            margins = z @ w.reshape(-1, self.outputs)  # of bounded rows: finite whatever the record
+            margins = z @ w.reshape(-1, self.outputs)  # rows are bounded, so these are finite
             residual = loss.residual(margins, y)
             value += float(loss.value(margins, y).sum())
             gradient.add((z.T @ residual).ravel(), len(z))

@@ -1,19 +1,18 @@
-"""The base of the methods for linear regression: a space to work in, a start, and a penalty in it.
+"""Provide the base of the methods for linear regression: working space, starting point and penalty.
 
 >>> from farthing.linear.losses import squared
 >>> space = Space.of(Problem(squared, 100, 3, unit=False))
 >>> space.features.size, round(space.radius, 9), space.start
 (4, 2.0, array([0. , 0. , 0. , 0.5]))
 
-Noisy gradient descent for linear regression: what a plain private optimiser reaches, as a baseline.
+`noisy_gradient` is a baseline: plain noisy gradient descent for linear regression. It is Bassily, Smith &
+Thakurta 2014, Algorithm 1, with all records in every step (no sampling, so no amplification): clipped
+gradients, one noise vector per step, the mean of the second half of the iterates. Rows are divided by their
+largest norm, so that the curvature is at most 1 and steps of length 1 are safe. It has no preconditioner,
+which on features of different scales costs more than the noise (`leastsquares`).
 
-Bassily, Smith & Thakurta 2014, Algorithm 1, with all records in every step (no sampling, so no amplification
-is counted): clipped gradients, one noise vector a step, the mean of the second half of the iterates. Rows are
-divided by their largest norm, so that no curvature is above 1 and steps of length 1 are safe; what it lacks
-is a preconditioner, and on features of unlike scales that costs more than the noise does (`leastsquares`).
-
-Guarantee: ``steps`` Gaussian answers of μ²/steps each, so μ-GDP under every adjacency; for a filter of GDP or
-zCDP.
+Guarantee: ``steps`` Gaussian answers of μ²/steps each, so μ-GDP under every adjacency, with a GDP or zCDP
+filter.
 
 >>> import farthing as ft
 >>> from farthing.linear.losses import squared
@@ -46,11 +45,11 @@ Array = NDArray[np.float64]
 
 
 class Space(NamedTuple):
-    """Rows z as far to one side of 0 as to the other, and |z| <= radius.
+    """Rows z that are symmetric about 0, with |z| <= radius.
 
-    Features in [0, 1] are mapped to [-1, 1] and a constant 1 is put beside them; unit rows stay as they are.
-    Methods begin at ``start``, the constant 1/2, which is the middle of the target's range [0, 1], so that no
-    residual is above ``most`` = 1/2. Without an intercept nothing may be shifted: z is x, and ``most`` is 1.
+    Features in [0, 1] are mapped to [-1, 1] and a constant 1 is added; unit rows are not changed. Methods
+    begin at ``start``, the constant 1/2, the middle of the target's range [0, 1], so that no residual is
+    above ``most`` = 1/2. Without an intercept nothing is shifted: z is x, and ``most`` is 1.
     """
 
     features: Features
@@ -60,10 +59,10 @@ class Space(NamedTuple):
 
     @classmethod
     def of(cls, problem: Problem) -> "Space":
-        """The space of a problem that must be about the squared loss and one output."""
+        """Return the space of a problem with the squared loss and one output."""
         if problem.outputs or not isinstance(problem.loss, Squared):
             raise Unsupported(
-                f"regression is about the squared loss of one output, not {problem.loss} ({problem.outputs})"
+                f"regression needs the squared loss of one output, got {problem.loss} ({problem.outputs})"
             )
         beside = float(problem.intercept)
         radius = math.sqrt(problem.radius**2 + beside)
@@ -77,7 +76,7 @@ class Space(NamedTuple):
 
 
 def ridge(features: Features, penalty: float) -> Array:
-    """``penalty`` |u|² of weights u on x, as a matrix on weights on z; the constant is free."""
+    """Return ``penalty`` |u|² of weights u on x as a matrix on weights on z, without the constant."""
     scale, d = np.asarray(features.scale), features.width
     matrix = np.zeros((features.size, features.size))
     matrix[:d, :d] = penalty * (scale @ scale.T if scale.ndim == 2 else np.diag(scale**2))
@@ -88,14 +87,14 @@ def ridge(features: Features, penalty: float) -> Array:
 def noisy_gradient(
     ledger: Ledger, problem: Problem, *, steps: int = 30, clip_norm: float | None = None, length: float = 1.0
 ) -> Iterator[Step]:
-    """Takes steps along noisy gradients of everybody, and averages the second half of the iterates.
+    """Take steps along noisy gradients of all records, and average the second half of the iterates.
 
     Parameters
     ----------
     steps : int, default 30
-        How many answers the budget is divided among.
+        The number of answers.
     clip_norm : float, optional
-        The largest norm of a record's gradient. None: the largest residual to begin with.
+        The largest norm of a record's gradient. None: the largest initial residual.
     length : float, default 1.0
         The learning rate.
     """

@@ -1,13 +1,13 @@
-"""Least squares from its sufficient statistics, released at once.
+"""Fit least squares from its sufficient statistics, released at once.
 
-The moments of rows (x, 1, y), which hold XᵀX and Xᵀy, in one symmetric answer: what Foulds et al. 2016 and
-Wang 2018 (Section 3, "SSP") call sufficient statistics perturbation, except that both matrices share one
-bound, |(x, 1, y)|² <= d + 2, and so one noise. The noisy XᵀX may be indefinite; its eigenvalues are set to 0
-where they are negative and raised by a quarter of the noise's norm, √(2(d+1)) deviations. That uses released
+The moments of rows (x, 1, y), which contain XᵀX and Xᵀy, are released in one symmetric answer. Foulds et al.
+2016 and Wang 2018 (Section 3, "SSP") call this sufficient statistics perturbation; here both matrices share
+one bound, |(x, 1, y)|² <= d + 2, and so one noise. The noisy XᵀX may be indefinite: negative eigenvalues are
+set to 0 and all are raised by a quarter of the norm of the noise, √(2(d+1)) deviations. This uses released
 values only.
 
-Guarantee: one Gaussian answer, μ-GDP under every adjacency (`ClipOuter`: the sum moves by at most clip² when
-a record comes or goes, √2 clip² when it is replaced); for a filter of GDP or zCDP.
+Guarantee: one Gaussian answer, μ-GDP under every adjacency (`ClipOuter`: sensitivity clip² under add-remove,
+√2 clip² under replace-one), with a GDP or zCDP filter.
 
 >>> import farthing as ft
 >>> from farthing.linear.losses import squared
@@ -17,22 +17,22 @@ a record comes or goes, √2 clip² when it is replaced); for a filter of GDP or
 >>> bool(0 < u[0] < 0.6), round(ledger.share, 6)
 (True, 1.0)
 
-AdaSSP: least squares from noisy moments, with a penalty as large as the noise makes necessary.
+`adassp` fits least squares from noisy moments, with a penalty that adapts to the noise.
 
 Wang 2018, "Revisiting differentially private linear regression: optimal and adaptive prediction & estimation
 in unbounded domain", Algorithm 2. Line 1 releases the smallest eigenvalue λ of XᵀX and takes a lower bound of
 it; line 2 sets the penalty to what the noise on XᵀX may amount to, less that bound; lines 3 to 5 release XᵀX
 and Xᵀy and solve.
 
-Where this differs. (ε/3, δ/3) three times becomes μ²/3 three times, which is exact for Gaussian noise, so
-√ln(6/δ) / (ε/3) · |X|² of the paper is the deviation of that noise; the lower bound of line 1 is its quantile
-``failure`` (the paper's ϱ), not 1 - δ. Noise on XᵀX is 1/√2 of that on its diagonal off it
-(`SymmetricGaussian`). Features and target come from the middle of their public ranges to both sides, with a
-constant 1 beside the features and |X|² = d + 1 (or 2, for unit rows): with features in [0, 1] most of XᵀX is
-their mean, and the smallest eigenvalue, on which all depends, is far smaller.
+Differences from the paper. (ε/3, δ/3) three times becomes μ²/3 three times, which is exact for Gaussian
+noise, so √ln(6/δ) / (ε/3) · |X|² of the paper is the deviation of that noise; the lower bound of line 1 is
+its quantile ``failure`` (the paper's ϱ), not 1 - δ. The noise on XᵀX off its diagonal is 1/√2 of that on it
+(`SymmetricGaussian`). Features and target are centred in their public ranges, with a constant 1 beside the
+features and |X|² = d + 1 (or 2, for unit rows): with features in [0, 1] most of XᵀX would be their mean, and
+the smallest eigenvalue, which decides the penalty, would be far smaller.
 
-Guarantee: three Gaussian answers of μ²/3, so μ-GDP under every adjacency; for a filter of GDP or zCDP. λ is
-no sum, but moves by at most |X|²: adding x xᵀ to a matrix raises each eigenvalue by 0 to |x|² (Weyl).
+Guarantee: three Gaussian answers of μ²/3, so μ-GDP under every adjacency, with a GDP or zCDP filter. λ is not
+a sum, but its sensitivity is |X|²: adding x xᵀ to a matrix raises each eigenvalue by 0 to |x|² (Weyl).
 
 >>> import farthing as ft
 >>> from farthing.linear.losses import squared
@@ -75,7 +75,7 @@ _RAISED = 0.25
 
 @until_spent
 def sufficient(ledger: Ledger, problem: Problem) -> Iterator[Step]:
-    """Solves least squares from one noisy matrix of second moments, for the whole budget."""
+    """Solve least squares from one noisy matrix of second moments, for the whole budget."""
     space, schedule = Space.of(problem), BudgetSchedule(ledger, problem.records)
     features, size = space.features, space.features.size
     bound = ClipOuter(math.sqrt(space.radius**2 + 1))
@@ -115,12 +115,12 @@ class Statistics:
 
 @until_spent
 def adassp(ledger: Ledger, problem: Problem, *, failure: float = 0.05) -> Iterator[Step]:
-    """Solves least squares from noisy moments, in three Gaussian answers.
+    """Solve least squares from noisy moments, in three Gaussian answers.
 
     Parameters
     ----------
     failure : float, default 0.05
-        The probability that the penalty is less than the noise makes necessary.
+        The probability that the penalty is smaller than the noise requires.
     """
     failure = validate.probability(failure=failure)
     space, schedule = Space.of(problem), BudgetSchedule(ledger, problem.records)
@@ -133,7 +133,7 @@ def adassp(ledger: Ledger, problem: Problem, *, failure: float = 0.05) -> Iterat
     moments, deviation = schedule.mean(1 / 3, Gram(features), bound, mechanism=SymmetricGaussian)
     limit = ClipNorm(space.most * radius)
     slope, _ = schedule.mean(1 / 3, LinearGradient(problem.loss, features), limit, space.start)
-    # lines 2 and 5: all are means here, the penalty too
+    # lines 2 and 5; all are means here, including the penalty
     penalty = max(0.0, deviation * math.sqrt(size * math.log(2 * size**2 / failure)) - surely)
     asked = ridge(features, problem.penalty / problem.records)
     strength = np.maximum(asked, penalty * np.eye(size))
@@ -155,6 +155,6 @@ class Smallest:
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipValue) -> Array:
         if not bound.low <= 0 < bound.high:
-            raise InvalidValue(f"an eigenvalue is 0 or more: low <= 0 < high is needed, got {bound}")
+            raise InvalidValue(f"an eigenvalue is not negative: the bound needs low <= 0 < high, got {bound}")
         moments = Gram(self.features).bounded_sum(records, w, ClipOuter(math.sqrt(bound.high)))
         return np.asarray(np.maximum(np.linalg.eigvalsh(moments)[:1], 0.0))
