@@ -46,6 +46,8 @@ def test_a_guard_elsewhere(folder):
         ("localhost:9092", "localhost", "HOST:PORT"),
         ("node.key", "other.key", "there is no file"),
         ("ca.pem", "other.pem", "there is no file"),
+        ("ca.pem", 300 * "other", "there is no file"),
+        ("ca.pem", "ca\\u0000.pem", "without null characters"),
         ("authority", "autority", "authority must be a text"),
         ("coordinator =", 'speed = "9"\ncoordinator =', "no setting speed"),
         ("coordinator =", "apps = 1\ncoordinator =", "true or false"),

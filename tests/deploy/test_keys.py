@@ -86,7 +86,7 @@ def test_keys_are_never_overwritten(folder):
         (["a/b"], [], False, "letters"),
         (["a", "a"], [], False, "a name each"),
         (["coordinator"], [], False, "none is called"),
-        ([], [], False, "names of parties"),
+        ([], [], False, "--parties NAMES"),
         (["a"], ["wärd.example"], True, "ASCII"),
         (["a"], [""], True, "address"),
     ],
@@ -192,7 +192,7 @@ def test_a_crash_while_keys_are_renewed_leaves_a_party_that_has_keys(crash, fold
         (["--renew", ".."], "must not consist of dots"),
         (["--renew", "nobody"], "no keys to renew"),
         (["--renew", "../x"], "party must be"),
-        (["--renew", "a", "--parties", "c"], "goes without"),
+        (["--renew", "a", "--parties", "c"], "leave out --parties"),
     ],
 )
 def test_what_cannot_be_renewed(arguments, what, folder, capsys):

@@ -96,6 +96,7 @@ def test_a_party_is_protected_as_a_whole(served, tmp_path):
         (("make_model", "nothing"), "has no 'nothing'"),
         (('name = "small"', 'name = "a b"'), "model must be up to 64"),
         (("[model]", 'schema = "adult"\n[model]'), "not both"),
+        (("[model]", f"wait = {10**400}\n[model]"), "at most 64 bits"),
         (('modules = "models"', ""), "there is no module 'adult_network'"),
         (('loss = "adult_network:loss"', ""), "loss must be a text"),
     ],

@@ -66,7 +66,7 @@ def test_a_place_takes_a_byte():
         (np.array([[4]]), 3, None, "between 0 and width=3"),
         (np.array([[-1]]), 3, None, "between 0 and width=3"),
         (np.array([[1]]), 0, None, "width"),
-        (np.array([[1]]), 3, [1, 0], "one target a row"),
+        (np.array([[1]]), 3, [1, 0], "one target per row"),
     ],
 )
 def test_nonsense_is_refused(places, width, targets, what):

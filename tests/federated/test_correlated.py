@@ -133,7 +133,7 @@ def test_shares_are_of_one_turn_or_refused_before_a_charge():
     agent, w = clients._agents[0], np.zeros(WIDTH + 1)
     assert isinstance(agent._terms.mechanism, BandedShare)
     agent.handle(Ask(1, gradient, w))
-    with pytest.raises(InvalidValue, match="of one turn: round 1, turn 1"):
+    with pytest.raises(InvalidValue, match="need one turn: round 1, turn 1"):
         clients.ask(gradient, w)  # it is one turn ahead of the others
     assert clients.left.tolist() == [agent._terms.rounds - 1, *[agent._terms.rounds] * 2]
 
@@ -158,6 +158,12 @@ def test_fedsgd_trains_with_bands_and_ends_with_its_plan(trust):
     assert clients.spent(0).epsilon <= 3.0
 
 
+def test_more_bands_than_a_record_can_stay_out_for_are_refused():
+    clients = Simulated.split(np.zeros((4, 2)), np.zeros(4), clients=2, budgets=ft.Budget(3.0, 1e-6))
+    with pytest.raises(InvalidValue, match=r"bands must be at most 2 at the sampling rate 0\.4"):
+        next(fedsgd(clients, Linear(), sampling_rate=0.4, bands=3))
+
+
 def test_what_no_theorem_covers_is_refused():
     for wrong in ({"draw": ft.Cyclic(0.3, 2)}, {"draw": ft.Poisson(0.3)}, {"accountant": "sampling"}):
         with pytest.raises(Unsupported):
@@ -170,7 +176,7 @@ def test_what_no_theorem_covers_is_refused():
         each.invite(invitation())
     clients = zeros(Simulated, "local")
     clients.invite(invitation())
-    with pytest.raises(Unsupported, match="one alone has none"):
+    with pytest.raises(Unsupported, match="one client alone has no turn"):
         clients.ask_one(0, LinearGradient(logistic, Features(WIDTH)), np.zeros(WIDTH + 1))
     with pytest.raises(Unsupported, match="only be simulated"):
         forms.invitation(Invitation(1.0, InTurn(), 9))

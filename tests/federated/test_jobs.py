@@ -150,7 +150,7 @@ def test_published_noise_of_sgd1_and_before_whom_it_holds(told: Any, simulate: A
     assert 0 < really["anyone"] < really["server"] < really["coordinator"] < 0.5
     code, out, _ = simulate(*flags, delta=delta)
     assert code == 0
-    assert "as published, which really gives" in out
+    assert "as published, which gives" in out
     assert f"epsilon {really['coordinator']:.4g} against coordinator, replace-one: knows every draw" in out
     assert "holds" not in told(*flags[:2], *flags[3:], delta=delta)
 

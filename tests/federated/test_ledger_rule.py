@@ -103,9 +103,9 @@ def test_the_rule_takes_from_one_promise_or_from_all_or_refuses():
     assert taken(3, 3) == 0
     assert taken(np.array([3, 1])).tolist() == [2, 0]
     for left in (0, np.array([3, 0])):
-        with pytest.raises(BudgetSpent, match="0 promised answers are left, 1 are asked for"):
+        with pytest.raises(BudgetSpent, match="1 answers requested, 0 promised answers are left"):
             taken(left)
-    with pytest.raises(BudgetSpent, match="2 promised answers are left, 3 are asked for"):
+    with pytest.raises(BudgetSpent, match="3 answers requested, 2 promised answers are left"):
         taken(2, 3)
 
 

@@ -17,7 +17,7 @@ from farthing.federated.budgets import personal
 from farthing.federated.draws import Indicators
 from farthing.federated.simulated import Simulated
 from farthing.federated.terms import ClientNoise
-from farthing.linear.losses import LinearGradient, Scores, logistic, multinomial
+from farthing.linear.losses import LinearGradient, Scores, logistic, multinomial, squared
 from farthing.noise.lattice import SeededStream
 from farthing.queries.bounds import Kind
 from farthing.queries.events import FixedSizeEvent, GaussianEvent, PoissonEvent
@@ -358,6 +358,36 @@ def test_other_contributions_than_gradients_are_summed_client_by_client_or_in_gr
         clients.ask(Scores(logistic, Features(2)), np.zeros((3, 4)))
 
 
+class Picky(Hidden):
+    """A gradient that fails on rows with a feature above 5."""
+
+    def __init__(self, inner):
+        def sums(table, w, bound):
+            if any((block.x > 5).any() for block in table.blocks(inner.features)):
+                raise ValueError
+            return inner.bounded_sum(table, w, bound)
+
+        self.bounded_sum = sums
+
+
+LINE = LinearGradient(squared, Features(2))
+
+
+@pytest.mark.parametrize(
+    ("gradient", "row", "label"),
+    [(Picky(GRADIENT), 9.0, 1.0), (LINE, 1e308, 1e308)],
+)
+def test_a_record_that_fails_leaves_every_upload_on_its_own_lattice(gradient, row, label):
+    for features, target in (([0.1, 0.2], 1.0), ([row, row], label)):
+        parts = [(X[:4], Y[:4]), (np.vstack([X[:3], features]), np.append(Y[:3], target))]
+        clients = Simulated.gather(parts, ft.Budget(1.0, 1e-6), noise="each")
+        clients.invite(Invitation(1.0, rounds=5), Weights.RECORDS)
+        term = clients.terms(0)
+        cell = term.mechanism.grid(term.bound, 3)[1]
+        total = clients.ask(gradient, np.zeros(3)).total
+        np.testing.assert_allclose(np.rint(total / cell) * cell, total, rtol=1e-12, atol=0)
+
+
 def test_a_seed_makes_a_run_again():
     def values(seed, noise):
         clients = split(seed=seed, noise=noise)
@@ -372,11 +402,11 @@ def test_a_seed_makes_a_run_again():
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (lambda: split(budgets=[ft.Budget(1.0, 1e-6)] * 5), "5 for 6 clients"),
+        (lambda: split(budgets=[ft.Budget(1.0, 1e-6)] * 5), "5 for 6"),
         (lambda: split(budgets=[1.0] * 6), "client 0 must have a Budget"),
         (lambda: split(clip_norm=[1.0, 1.0, 0.0, 1.0, 1.0, 1.0]), r"clip_norm of client 2 .* 0\.0"),
         (lambda: split(clip_norm=[1.0, math.nan, 1.0, 1.0, 1.0, 1.0]), "clip_norm of client 1 .* nan"),
-        (lambda: split(clip_norm=[1.0]), "shape"),
+        (lambda: split(clip_norm=[1.0]), "got \\(1,\\)"),
         (lambda: split(noise="some"), "noise must be"),
         (lambda: split(records=0), "records"),
         (lambda: split(records=[30, 20]), "sum to the number of rows"),
@@ -390,7 +420,7 @@ def test_a_seed_makes_a_run_again():
         (lambda: personal([1.0, 1.0], [1e-6] * 3), "epsilon must be one number"),
         (lambda: Simulated.gather([], ft.Budget(1.0, 1e-6)), "at least one client"),
         (lambda: Simulated.gather([(X, Y), (X[:, :1], Y)], ft.Budget(1, 1e-6)), "client 1 .* width 2"),
-        (lambda: Simulated.gather([(X, Y), (X, Y[:3])], ft.Budget(1, 1e-6)), "client 1 .* one target a row"),
+        (lambda: Simulated.gather([(X, Y), (X, Y[:3])], ft.Budget(1, 1e-6)), "client 1 .* target per row"),
         (lambda: Simulated(Table(X, Y), [0, 50], ft.Budget(1, 1e-6)), "offsets"),
         (lambda: Simulated(Table(X, Y), [0, 30, 20, 60], ft.Budget(1, 1e-6)), "offsets"),
         (lambda: Simulated(Table(X, Y), [0, 60], ft.Budget(1, 1e-6), sizes=[0]), "records of client 0"),

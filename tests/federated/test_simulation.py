@@ -235,7 +235,7 @@ def test_an_interrupted_command_prints_what_was_reached_and_ends_with_130(
 
     monkeypatch.setattr(jobs, "steps", interrupted)
     code, out, err = run(*command, "--clients", "6", "--json")
-    assert (code, err) == (130, "farthing: interrupted: this is what was reached\n")
+    assert (code, err) == (130, "farthing: interrupted: these are the results so far\n")
     told = json.loads(out)
     assert (told["rounds"], told["stopped"]) == (3, "interrupted")
 
@@ -284,7 +284,7 @@ def test_budgets_from_numbers_lists_and_columns(tmp_path: Path) -> None:
         ("1,,2", "--epsilon of client 1 must be a number"),
         ("", "must be a number, numbers with commas, or FILE:COLUMN, got ''"),
         ("many", "or FILE:COLUMN, got 'many'"),
-        ("1,1,1,1,1,1,1", "at most one budget a client, got 7 for 6"),
+        ("1,1,1,1,1,1,1", "may hold one budget per client, got 7 for 6"),
         ("nowhere.csv:eps", "'nowhere.csv' cannot be read"),
         ("{}:name", "no column 'name'"),
         ("{}:few", "has 2 for 6"),
@@ -387,7 +387,7 @@ def test_the_text_says_what_holds_and_for_whom(run: Any, command: tuple[str, ...
     assert "does not cover these figures" in out
     code, out, err = run(*command[:5], "--clients", 6, "--epsilon", "5,9", "--trust", "distributed")
     assert code == 0
-    assert "each client has its own, from epsilon 5 on: this is the largest" in out
+    assert "this is the weakest, the strongest has epsilon 5" in out
     assert "in any sum over 6 honest clients" in out
 
 

@@ -1,4 +1,4 @@
-"""Average the uploads of one round: weights, answers that come late, and means that one liar cannot move far.
+"""Average the uploads of one round: weights, late answers, and means that one dishonest party hardly moves.
 
 All of it happens at the coordinator, after guards have charged and noised their uploads: post-processing,
 which costs no party anything. It is about the model, not about privacy, which needs no honest coordinator.
@@ -11,7 +11,7 @@ moves the mean by at most its share of the weights times two clipping norms, and
 ``trimmed`` and ``median`` go further (Yin, Chen, Ramchandran & Bartlett 2018): each party has one vote for
 the mean gradient of a record, and in every coordinate the largest and smallest votes are left out, or the
 median taken. With no more liars than votes left out at each end, every coordinate lies between honest votes.
-For one liar three votes are needed. Both need to see uploads: local trust.
+One dishonest party needs at least three votes. Both need to see uploads: local trust.
 
 A late answer, to the question of s rounds before, counts 1/√(1+s) of its weight (FedBuff, Nguyen et al. 2022)
 if it is at most ``staleness`` rounds late; otherwise it is dropped. It was charged in either case.

@@ -12,6 +12,7 @@ Both are restarted when they end, until SIGTERM or Ctrl-C.
 """
 
 import contextlib
+import os
 import signal
 import socket
 import sys
@@ -62,7 +63,7 @@ class PartyFile:
             )
             given.done()
             for file in (party.authority, party.node):
-                if not file.is_file():
+                if not os.path.isfile(file):  # Path.is_file raises for a name that is too long
                     raise InvalidValue(f"there is no file {str(file)!r}")
         except InvalidValue as error:
             raise InvalidValue(f"{path}: {error}") from None

@@ -71,7 +71,7 @@ def make(folder: Path, parties: Sequence[str], hosts: Sequence[str], coordinator
         raise InvalidValue(f"parties must have a name each, and none is called {COORDINATOR}: got {names}")
     wanted = [folder / name for name in ([COORDINATOR] if coordinator else []) + names]
     if not wanted:
-        raise InvalidValue("give the names of parties, or the coordinator's host")
+        raise InvalidValue("give --parties NAMES, --host NAMES, or both; got neither")
     alternatives = [_alternative(host) for host in (*hosts, "localhost", "127.0.0.1", "::1")]
     existing = [place for place in wanted if place.exists()]
     if existing:

@@ -23,7 +23,7 @@
     most = 200                        # stop after so many rounds, whatever is left
 
     [averaging]                       # optional, see `farthing.deploy.averages`
-    mean = "trimmed"                  # or "weighted" (the default), "median": one liar moves it little
+    mean = "trimmed"                  # or "weighted" (the default), "median": robust to one party
     records = 20000                   # no statement of more records, or of a larger epsilon, counts more
     staleness = 2                     # rounds by which an answer may be late and still count
 

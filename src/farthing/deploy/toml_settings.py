@@ -14,6 +14,8 @@ farthing.errors.InvalidValue: rounds must be a whole number of at least 1, got '
 
 import os
 import tomllib
+from collections.abc import Collection
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, overload
 
@@ -24,12 +26,39 @@ def read(path: str | os.PathLike[str], subject: str) -> dict[str, Any]:
     """Return the tables of a TOML file; ``subject`` names it where it cannot be read."""
     try:
         with open(path, "rb") as file:
-            return tomllib.load(file)
+            found = tomllib.load(file)
     except OSError as error:
         reason: object = error.strerror
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         reason = error
+    else:
+        if not _usable(found):
+            raise InvalidValue(
+                f"{subject} must hold texts without null characters and whole numbers of at most 64 bits"
+            )
+        return found
     raise InvalidValue(f"{subject} must be a TOML file: {reason}")
+
+
+def _usable(value: Any) -> bool:
+    """Return whether texts can be names of files, and whole numbers can be computed with."""
+    match value:
+        case dict():
+            return all(_usable(part) for pair in value.items() for part in pair)
+        case list():
+            return all(map(_usable, value))
+        case str():
+            return "\0" not in value
+        case int():
+            return -(2**63) <= value < 2**64
+    return True
+
+
+def refuse_missing(where: str, kind: Any, given: Collection[str]) -> None:
+    """Refuse a table that lacks an entry without which no ``kind``, a dataclass, can be made."""
+    for entry in fields(kind):
+        if entry.name not in given and entry.default is MISSING and entry.default_factory is MISSING:
+            raise InvalidValue(f"{where} must have an entry {entry.name!r}")
 
 
 class Settings:

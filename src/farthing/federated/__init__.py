@@ -1,4 +1,4 @@
-"""Train over federated clients and parties that keep their records, each with a budget of its own.
+"""Train over federated clients and parties that keep their records, each with its own budget.
 
 >>> import numpy as np
 >>> import farthing as ft
@@ -64,7 +64,7 @@ __all__ = [
     "personal",
 ]
 
-# Names are looked up when they are used: the command line reads the table of methods without numpy.
+# Names are imported on first use: the command line reads the table of methods without numpy.
 _HOMES = {
     "budgets": ("personal",),
     "draws": ("Indicators",),

@@ -19,7 +19,7 @@ Integers = NDArray[np.int64]
 
 
 class Budgets(Sequence[Budget]):
-    """A sequence of one budget per client, of which few are distinct."""
+    """A sequence of one budget per client, with few distinct ones."""
 
     def __init__(self, distinct: list[Budget], which: Integers) -> None:
         self.distinct, self.which = distinct, which
@@ -29,7 +29,7 @@ class Budgets(Sequence[Budget]):
         if isinstance(budgets, Budget):
             return cls([budgets], np.zeros(clients, np.int64))
         if len(budgets) != clients:
-            raise InvalidValue(f"there must be one budget a client, got {len(budgets)} for {clients} clients")
+            raise InvalidValue(f"there must be one budget per client, got {len(budgets)} for {clients}")
         known: dict[Budget, int] = {}
         which = np.empty(clients, np.int64)
         for client, budget in enumerate(budgets):
@@ -81,7 +81,7 @@ def personal(
     Raises
     ------
     InvalidValue
-        Names the first client with a bad value.
+        Names the first client with an invalid value.
 
     Examples
     --------
@@ -100,10 +100,10 @@ def personal(
 
 
 def per_client(name: str, values: ArrayLike, clients: int) -> Array:
-    """Return one positive number a client; the message names the first bad one."""
+    """Return one positive number per client; the error names the first invalid one."""
     array = np.asarray(values, dtype=np.float64)
     if array.shape not in ((), (clients,)):
-        raise InvalidValue(f"{name} must be one number or one a client ({clients}), got shape {array.shape}")
+        raise InvalidValue(f"{name} must be one number or one per client ({clients}), got {array.shape}")
     array = np.broadcast_to(array, clients)
     bad = np.flatnonzero(~(np.isfinite(array) & (array > 0)))
     if len(bad):
@@ -114,7 +114,7 @@ def per_client(name: str, values: ArrayLike, clients: int) -> Array:
 
 
 def public_sizes(sizes: ArrayLike | None, counts: Integers) -> Integers:
-    """Return the public numbers of records; by default the true ones, and the most common one for 0."""
+    """Return the public numbers of records: by default the true ones, with the most common one for 0."""
     if sizes is None:
         usual = np.bincount(counts[counts > 0]).argmax() if counts.any() else 1
         return np.where(counts > 0, counts, usual)

@@ -1,22 +1,22 @@
-"""Draw from the records of many clients at once: rows, sorted by client, and the client of each.
+"""Draw from the records of many clients at once: rows sorted by client, and the client of each row.
 
 `Indicators` are rows of zeros and ones, stored as the positions of their ones: a byte each for at most 255
 features.
 
-A million clients with 100 records of 14 ones among 123 features take 1.4 GB, a ninth of what bytes would.
+A million clients with 100 records of 14 ones among 123 features take 1.4 GB, a ninth of a dense byte table.
 
 >>> rows = Indicators(np.array([[0, 2], [1, 3]], dtype=np.uint8), 3, np.array([1, 0]))  # 3 is no place
 >>> [block.margins(np.array([1.0, 2.0, 4.0]), np.array(0.5)) for block in rows.blocks(Features(3))]
 [array([5.5, 2.5])]
 
-Uploads are added up here as well: in one sum over all records, or each with its own noise.
-Where clients share a clipping norm and a weight, the sum of their clipped contributions is one bounded sum
-over all drawn records: clipping is record by record, so it does not matter whose record it is. Clients that
-differ are summed in groups of equal clips and weights, and linear gradients in one pass with a clip a row.
+This module also adds up uploads: in one sum over all records, or each with its own noise. If clients share a
+clipping norm and a weight, the sum of their clipped contributions is one bounded sum over all drawn records,
+because clipping is per record. Other clients are summed in groups of equal clipping norms and weights, and
+linear gradients in one pass with a clipping norm per row.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from farthing import validate
 from farthing.data.tables import Features, Parts
 from farthing.errors import InvalidValue, Unsupported
 from farthing.federated.terms import Invitation, Terms
+from farthing.ledger import answers
 from farthing.linear.losses import LinearGradient
 from farthing.noise import lattice, summing
 from farthing.noise.lattice import Stream
@@ -55,13 +56,13 @@ def ranges(starts: Integers, counts: Integers) -> Integers:
 
 
 def present(clients: ClientRows, places: Integers) -> tuple[Integers, Integers]:
-    """Return one position per client; blank records, beyond those that exist, are dropped."""
+    """Return one position per client, without the blank records beyond those that exist."""
     who = np.flatnonzero(places < clients.counts)
     return clients.starts[who] + places[who], who
 
 
 def exactly(size: int, clients: ClientRows, stream: Stream) -> tuple[Integers, Integers]:
-    """Draw ``size`` of each client's records (all where it has fewer), without replacement, uniformly."""
+    """Draw ``size`` of each client's records without replacement, uniformly (all if it has fewer)."""
     of = np.maximum(clients.sizes, clients.counts)
     if size == 1:
         return present(clients, below(of, stream))
@@ -78,12 +79,12 @@ def exactly(size: int, clients: ClientRows, stream: Stream) -> tuple[Integers, I
 
 
 def subsets(size: int, of: int, clients: int, stream: Stream) -> NDArray[np.bool_]:
-    """Draw a uniform subset of 0 .. of - 1 for each client, as a mask: where random keys are smallest."""
+    """Draw a uniform subset of 0 .. of - 1 for each client, as a mask of the smallest random keys."""
     chosen = np.ones((clients, of), np.bool_)
     if size == of:
         return chosen
     open_ = np.arange(clients)
-    while len(open_):  # draw again where a tie leaves the subset open
+    while len(open_):  # draw again after a tie
         keys = stream.integers(len(open_) * of).reshape(-1, of)
         ordered = np.partition(keys, (size - 1, size), axis=1)
         chosen[open_] = keys <= ordered[:, size - 1, None]
@@ -92,7 +93,7 @@ def subsets(size: int, of: int, clients: int, stream: Stream) -> NDArray[np.bool
 
 
 def below(bounds: Integers, stream: Stream) -> Integers:
-    """Draw an exactly uniform number below each bound: words past the last multiple are drawn again."""
+    """Draw an exactly uniform number below each bound; words past the last multiple are rejected."""
     limit = bounds.astype(np.uint64)
     beyond = (np.uint64(0) - limit) % limit  # 2^64 mod bound
     words = stream.integers(len(limit))
@@ -123,7 +124,7 @@ class PlacesBlock(NamedTuple):
         return _times(inner, self.shrink)
 
     def weighted(self, v: Array, rows: int) -> Parts:
-        """Return Σ v x and Σ v; no block has more rows than a part may have."""
+        """Return Σ v x and Σ v; no block exceeds the rows of one part of a sum."""
         v = _times(v, self.shrink)
         scaled, places = _times(v, self.unit), self.places.ravel()
         columns = scaled.reshape(len(v), math.prod(v.shape[1:])).T
@@ -133,9 +134,9 @@ class PlacesBlock(NamedTuple):
         return [(total.reshape(self.width, *v.shape[1:]), v.sum(axis=0))]
 
     def sums(self, features: Features, factors: Array, owners: Integers, clients: int) -> Array:
-        """Return Σ factor · z of each client, for a map that leaves features as they are; no row is made."""
+        """Return Σ factor · z of each client for a map that keeps features unchanged, without making rows."""
         factors, width = factors * self.shrink, self.width + 1
-        at = owners[:, None] * width + self.places  # rows with fewer ones fill the constant's place, in vain
+        at = owners[:, None] * width + self.places  # padding goes to the constant's column
         values = np.repeat(factors * self.unit, self.places.shape[1])
         found: Array = np.bincount(at.ravel(), values, clients * width).reshape(clients, width)  # type: ignore[assignment]
         if not features.intercept:
@@ -155,14 +156,14 @@ def _times(values: Array, factors: Array) -> Array:
 
 
 class Indicators:
-    """Private rows of zeros and ones, kept as the places of their ones.
+    """Private rows of zeros and ones, stored as the positions of their ones.
 
-    Works where a `farthing.data.tables.Table` does, for public maps that scale features one by one.
+    It can replace a `farthing.data.tables.Table` for public maps that scale features one by one.
 
     Parameters
     ----------
     places : array_like of int
-        The places of the ones, a row a record; ``width`` itself where a row has fewer.
+        The positions of the ones, one row per record; ``width`` as padding.
     width : int
         The number of features.
     y : array_like, optional
@@ -192,7 +193,7 @@ class Indicators:
                 raise InvalidValue(f"places must lie between 0 and width={width}")
         y = None if y is None else arrays.target(y)
         if y is not None and len(y) != len(places):
-            raise InvalidValue("there must be one target a row")
+            raise InvalidValue("there must be one target per row")
         self.places, self.width, self.y, self._unit = places, width, y, unit
 
     @classmethod
@@ -213,7 +214,7 @@ class Indicators:
         return len(self.places)
 
     def take(self, indices: Indices) -> "Indicators":
-        """Return the rows at ``indices``; taking all copies nothing."""
+        """Return the rows at ``indices``; a full slice makes no copy."""
         if isinstance(indices, slice) and indices == slice(None):
             return self
         taken = object.__new__(Indicators)
@@ -230,7 +231,7 @@ class Indicators:
         crossed = np.append(squares * centre * np.ones(self.width), 0.0)
         rest = float(np.sum(squares * np.square(centre))) + features.intercept**2
         step = max(2**5, min(_BLOCK, summing.chain(len(self), features.spread) // 4))
-        for start in range(0, max(len(self), 1), step):  # an empty batch gives one empty block
+        for start in range(0, max(len(self), 1), step):  # an empty batch has one empty block
             places = self.places[start : start + step]
             if self._unit:
                 unit = 1 / np.sqrt(np.maximum(np.count_nonzero(places < self.width, axis=1), 1))
@@ -251,7 +252,7 @@ class Indicators:
 
 
 class PerRow:
-    """A clipping norm and a weight for each row, as `ClipNorm` has one for all; rows come block by block."""
+    """A clipping norm and a weight per row, where `ClipNorm` has one for all; rows come in blocks."""
 
     scale, order = 1.0, 2
 
@@ -270,7 +271,7 @@ class PerRow:
 
 
 def distinct(columns: Array) -> tuple[Array, Integers]:
-    """Return the distinct columns, and the index of each; quick where all are equal."""
+    """Return the distinct columns and the index of each; fast if all are equal."""
     if (columns == columns[:, :1]).all():
         return columns[:, :1], np.zeros(columns.shape[1], np.int64)
     distinct, which = np.unique(columns, axis=1, return_inverse=True)
@@ -278,7 +279,7 @@ def distinct(columns: Array) -> tuple[Array, Integers]:
 
 
 def own_noise(term: Terms) -> Gaussian:
-    """Return the noise that a client adds itself: all of it, or its share."""
+    """Return the noise that a client adds: all of it, or its share."""
     return Gaussian(math.sqrt(term.variance) / term.bound.clip)
 
 
@@ -293,7 +294,7 @@ class Round:
     divisor: float
     deviation: float  # of the noise in the weighted sum
     reach: float  # the sensitivity of the weighted sum to one record
-    bound: ClipNorm | None  # where all clipping norms and weights are equal
+    bound: ClipNorm | None  # if all clipping norms and weights are equal
     owned: ClientRows
     kinds: list[Terms]  # the distinct terms, and which of them each client has
     which: Integers
@@ -315,7 +316,7 @@ _ENTRIES = 2**16  # entries of uploads held at once: half a megabyte, which fits
 
 
 def owned(rows: Integers, offsets: Integers, came: Integers) -> tuple[Integers, Integers]:
-    """Return those of the rows whose clients came, and the index of each row's client among them."""
+    """Return the rows whose clients take part, and the index of each row's client among those."""
     owners = np.searchsorted(offsets, rows, side="right") - 1
     if len(came) == len(offsets) - 1:
         return rows, owners
@@ -326,7 +327,7 @@ def owned(rows: Integers, offsets: Integers, came: Integers) -> tuple[Integers, 
 
 
 def refuse_many(contribution: Contribution, drawn: float, secret: bool) -> None:
-    """Refuse draws of more records than sums are proven for; by 9 deviations where they are ``secret``."""
+    """Refuse draws of more records than the rounding bound allows; by 9 deviations if they are ``secret``."""
     most, reach = getattr(contribution, "most", math.inf), drawn + 9 * math.sqrt(drawn)
     if reach > most and (drawn > most or secret):
         raise InvalidValue(
@@ -339,17 +340,17 @@ def sum_noise(now: Round, invitation: Invitation) -> Gaussian:
     """Return the noise of the sum over the clients of a round.
 
     The sum of their correlated noise has the same correlation. Noise of a client that left is in no later
-    sum: correlated noise begins anew then, at no cost (`farthing.queries.correlated`, lost history).
+    sum: correlated noise then starts again, at no cost (`farthing.queries.correlated`, lost history).
     """
     multiplier = now.deviation / now.reach
     if invitation.bands == 1:
         return Gaussian(multiplier)
-    correlation = now.kinds[0].correlation  # of all terms: bands and exponent are the invitation's
+    correlation = now.kinds[0].correlation  # the same for all terms: the invitation sets bands and exponent
     return BandedGaussian(multiplier / correlation, invitation.bands, invitation.exponent).begin()
 
 
 def weighted_sum(contribution: Contribution, table: Any, owners: Integers, w: Array, now: Round) -> Any:
-    """Return Σ weight · clipped contribution over the rows of a table, whose clients are ``owners``."""
+    """Return Σ weight · clipped contribution over the rows of a table with clients ``owners``."""
     if now.bound is not None:
         return contribution.bounded_sum(table, w, now.bound) * now.weight
     clips, weights = now.clips[owners], now.weights[owners]
@@ -366,45 +367,81 @@ def weighted_sum(contribution: Contribution, table: Any, owners: Integers, w: Ar
 
 
 def noisy_uploads(
-    contribution: Contribution, table: Any, who: Integers, w: Array, now: Round, stream: Stream
+    contribution: Contribution,
+    table: Any,
+    who: Integers,
+    w: Array,
+    now: Round,
+    stream: Stream,
+    failing: bool = False,
 ) -> Array:
-    """Return Σ weight · upload, each upload with its client's own noise."""
-    if isinstance(contribution, LinearGradient):
-        return _noisy_gradients(contribution, table, who, w, now, stream)
-    total = np.zeros(w.shape if contribution.shape is None else contribution.shape)
+    """Return Σ weight · upload, each upload with its client's own noise.
+
+    With ``failing``, records on which the contribution fails count as zero. Every upload stays on its own
+    lattice then: the lattice of another noise would reveal that a record failed.
+    """
     starts = np.searchsorted(who, np.arange(len(now.came) + 1))
+
+    def upload(client: int) -> Any:
+        rows, bound = np.arange(starts[client], starts[client + 1]), now.kinds[now.which[client]].bound
+
+        def sums(places: Integers) -> Any:
+            return contribution.bounded_sum(table.take(places), w, bound)
+
+        return answers.without_failing(sums, rows, sums(rows[:0])) if failing else sums(rows)
+
+    if isinstance(contribution, LinearGradient):
+        return _noisy_gradients(contribution, table, who, w, now, stream, upload if failing else None)
+    total = np.zeros(w.shape if contribution.shape is None else contribution.shape)
     for client, which in enumerate(now.which.tolist()):
-        term, rows = now.kinds[which], np.arange(starts[client], starts[client + 1])
-        found = contribution.bounded_sum(table.take(rows), w, term.bound)
+        term, found = now.kinds[which], upload(client)
         total += now.weights[client] * own_noise(term).release(found, term.bound, stream)
     return total
 
 
 def _noisy_gradients(
-    contribution: LinearGradient, table: Any, who: Integers, w: Array, now: Round, stream: Stream
+    contribution: LinearGradient,
+    table: Any,
+    who: Integers,
+    w: Array,
+    now: Round,
+    stream: Stream,
+    upload: Callable[[int], Any] | None,
 ) -> Array:
-    """Return Σ weight · upload of linear gradients, block by block of clients."""
+    """Return Σ weight · upload of linear gradients, block by block of clients; by ``upload`` if given."""
     bits, cells = _lattice(w.size, now)
-    features, total = contribution.features, np.zeros(w.size)
-    u, constant = features.unfold(w)
+    total = np.zeros(w.size)
     step = max(1, _ENTRIES // w.size)
     for first in range(0, len(now.came), step):
         last = min(first + step, len(now.came))
-        low, high = np.searchsorted(who, (first, last))
-        uploads = np.zeros((last - first, w.size))  # in cells
-        place = int(low)
-        for block in table.take(slice(place, int(high))).blocks(features):
-            owners = who[place : place + len(block.norm)]
-            clip: Any = now.bound or PerRow(now.clips[owners])
-            factors = (contribution.factors(block, u, constant, clip).T / cells[owners]).T
-            if isinstance(block, PlacesBlock) and features.plain and factors.ndim == 1:
-                uploads += block.sums(features, factors, owners - first, last - first)
-            else:
-                _add_rows(uploads, block.rows(features), factors, owners - first)
-            place += len(owners)
-        uploads = lattice.noisy(stream, uploads, 1.0, 1.0, bits)  # whole cells, so that sums are exact
+        if upload is None:
+            uploads = _gradients(contribution, table, who, w, now, first, last)
+        else:
+            uploads = np.array([np.ravel(upload(client)) for client in range(first, last)])
+        uploads /= cells[first:last, None]
+        uploads = lattice.noisy(stream, uploads, 1.0, 1.0, bits)  # integers, so that sums are exact
         total += (now.weights[first:last] * cells[first:last]) @ uploads
     return total.reshape(w.shape)
+
+
+def _gradients(
+    contribution: LinearGradient, table: Any, who: Integers, w: Array, now: Round, first: int, last: int
+) -> Array:
+    """Return the sums of the clipped gradients of the clients from ``first`` to ``last``, a row each."""
+    features, uploads = contribution.features, np.zeros((last - first, w.size))
+    u, constant = features.unfold(w)
+    low, high = np.searchsorted(who, (first, last))
+    place = int(low)
+    for block in table.take(slice(place, int(high))).blocks(features):
+        owners = who[place : place + len(block.norm)]
+        clip: Any = now.bound or PerRow(now.clips[owners])
+        factors = contribution.factors(block, u, constant, clip)
+        if isinstance(block, PlacesBlock) and features.plain and factors.ndim == 1:
+            uploads += block.sums(features, factors, owners - first, last - first)
+        else:
+            _add_rows(uploads, block.rows(features), factors, owners - first)
+        place += len(owners)
+    return uploads
 
 
 def _add_rows(uploads: Array, rows: Array, factors: Array, owners: Integers) -> None:

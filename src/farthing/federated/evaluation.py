@@ -1,15 +1,14 @@
-"""Evaluate weights on the clients' own records: a noisy answer that is charged, like any other.
+"""Evaluate weights on the clients' own records, as a noisy answer that is charged.
 
-A loss or an accuracy on private records is a release. Here it is a query: every record gives two numbers, its
-loss up to a cap (over the cap) and 1 where its label is found, scaled so that their norm is within the
-clipping norm; of a user or a party who is protected as a whole, the mean over their records. The sum is asked
-under the terms that clients were invited on: the same draw, noise multiplier and price as a round of
-training.
+A loss or an accuracy on private records is a release. Here it is a query: every record contributes two
+numbers, its loss up to a cap (over the cap) and 1 if its label is predicted, scaled so that their norm is
+within the clipping norm. For a user or a party protected as a whole they are means over its records. The sum
+uses the terms that clients were invited on: the same draw, noise multiplier and price as a round of training.
 
-**Guarantee.** The sum of terms within a clipping norm, under the mechanism of the terms: the event of one
+**Guarantee.** The sum has terms within a clipping norm, under the mechanism of the terms: the event of one
 round, under each budget's adjacency, unit and observer, charged by the client's own ledger before it is
-computed (`Ledger.ask`). So an evaluation costs a round. A guard computes each record at a place of its own
-(`farthing.data.weighted`, `farthing.torch.training.records`): whether a label is found may hang on a last
+computed (`Ledger.ask`). So an evaluation costs a round. A guard computes each record at a random position
+(`farthing.data.weighted`, `farthing.torch.training.records`), because a predicted label may depend on a last
 bit.
 
 >>> import farthing as ft
@@ -47,16 +46,16 @@ _LENGTH = math.sqrt(2)  # the largest norm of two numbers from 0 to 1
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A contribution: of every record its loss, up to a cap, and whether its label is found.
+    """A contribution with two numbers per record: its loss, up to a cap, and whether its label is predicted.
 
     Parameters
     ----------
     gradient : Contribution
-        The gradient of the model's loss, which judges records as well: of a table or of a network.
+        The gradient of the model's loss, of a table or a network, which also evaluates records.
     cap : float, default 4.0
         The largest loss that counts.
     clip : float, default 1.0
-        The norm that terms are scaled to: the clipping norm of the invitation.
+        The norm that terms are scaled to, the clipping norm of the invitation.
 
     Raises
     ------
@@ -85,12 +84,12 @@ class Evaluation:
 
     @property
     def most(self) -> float:
-        """Return the most records in a sum that its rounding is proven for."""
+        """Return the largest number of records for which the rounding bound of a sum holds."""
         return float(getattr(self.gradient, "most", math.inf))
 
     @property
     def described(self) -> dict[str, Any] | None:
-        """Return how a coordinator asks for it, for networks: words and numbers, no code."""
+        """Return the fields of a coordinator's message that asks for it, for networks."""
         of = getattr(self.gradient, "described", None)
         return None if of is None else {**of, "kind": "evaluation", "cap": self.cap, "clip": self.clip}
 
@@ -105,7 +104,7 @@ class Evaluation:
         return np.asarray(total.value)
 
     def zero(self, records: Any, w: Any, bound: Any) -> Array:
-        """Return the sum over nobody; refuses weights that do not fit."""
+        """Return the sum over no records; refuse weights of the wrong shape."""
         self.gradient.judge_nobody(w)
         return np.zeros(self.shape)
 
@@ -117,15 +116,15 @@ class Evaluated:
     Attributes
     ----------
     loss : float
-        The mean loss of a record, each up to the cap.
+        The mean of the capped losses.
     accuracy : float
-        The share of records whose label is found; noise may carry it past 0 or 1.
+        The fraction of records whose label is predicted; noise may move it below 0 or above 1.
     deviation : float
         The standard deviation of the noise on the accuracy; that on the loss is ``cap`` times it.
     clients : int
-        How many clients answered.
+        The number of clients that answered.
     receipts : tuple of Receipt
-        Their charges, where they have ledgers of their own.
+        Their charges, if they have ledgers.
 
     Examples
     --------
@@ -145,34 +144,34 @@ class Evaluated:
 
 
 def evaluate_clients(clients: Clients, trained: Any, w: Any, *, cap: float = 4.0) -> Evaluated:
-    """Ask clients how well weights do on their own records; costs each a round.
+    """Evaluate weights on the clients' own records; this costs each client a round.
 
     Parameters
     ----------
     clients : Clients
-        Simulated clients or parties, invited already: by the method that trains.
+        Simulated clients or parties that a training method has invited.
     trained : Network or Problem
-        What is trained: a network, or the linear problem of a table.
+        The network, or the linear problem of a table.
     w : object
-        The weights, as a method's `Step.w` holds them.
+        The weights, as in a method's `Step.w`.
     cap : float, default 4.0
         The largest loss of a record that counts.
 
     Returns
     -------
     Evaluated
-        The noisy mean loss and accuracy, and how noisy they are.
+        The noisy mean loss and accuracy, with their noise.
 
     Raises
     ------
     BudgetSpent
-        Where no client can afford a round.
+        If no client can afford a round.
     Unsupported
-        Where no party's policy allows evaluations.
+        If no party's policy allows evaluations.
 
     Notes
     -----
-    The module's docstring states the guarantee. Clients whose own clipping norm is below the first one's
+    The module's docstring states the guarantee. Clients with a clipping norm below that of the first client
     count less.
 
     Examples
@@ -198,7 +197,7 @@ def evaluate_clients(clients: Clients, trained: Any, w: Any, *, cap: float = 4.0
 
 
 def _flat(trained: Any, w: Any) -> tuple[Any, Array]:
-    """Return the gradient that judges, and weights as clients are asked at them."""
+    """Return the gradient that evaluates records, and the weights in the form that clients expect."""
     if not isinstance(trained, Problem):
         return trained.gradient, w
     u, constant = (np.asarray(part, dtype=np.float64) for part in w)

@@ -3,9 +3,9 @@
 ``farthing simulate`` makes a `Job` from its arguments and ``farthing serve`` from its file. `checked` refuses
 everything that contradicts the method's record before a table is read, and `steps` runs the method.
 
-`simulate` splits a table among clients, in the order of its rows; each trains on its own budget. All input is
-checked before the first round. Budgets are public, so messages may show them; messages never show a cell of a
-table.
+`simulate` splits a table among clients, in the order of its rows; each client trains on its own budget. All
+input is checked before the first round. Budgets are public, so messages may show them; messages never show a
+cell of a table.
 """
 
 import math
@@ -35,7 +35,7 @@ from farthing.queries.query import Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A table, the clients it is dealt out to, and the method by which they train.
+    """A table, the clients that share it, and the method by which they train.
 
     Parameters
     ----------
@@ -44,29 +44,29 @@ class Job:
     schema : Schema
         Its public bounds and vocabularies.
     clients : int
-        How many clients share the records.
+        The number of clients.
     epsilon : str, optional
-        A number, numbers with commas (dealt out in turn), or FILE:COLUMN.
+        A number, numbers with commas (assigned in turn), or FILE:COLUMN.
     delta : float, optional
         δ of every client's budget.
     records : int, optional
-        The number of records of each; all rows, dealt out evenly, if left out.
+        The number of records of each; by default all rows, divided evenly.
     method : Method or str
         A record, or the name of one in `farthing.federated.methods.table.METHODS`.
     options : mapping
-        Options of the method by their names; its own defaults hold for the others.
+        Options of the method by name; the others have its defaults.
     trust : str, optional
-        Who adds the noise; the method's first if left out.
+        The trust model; by default the method's first.
     survivors : int, optional
-        The least number of honest clients of a round under distributed trust; all if left out.
+        The least number of honest clients of a round under distributed trust; by default all.
     noise : {"sum", "each"}
         Whether noise is simulated as one draw for the sum, or as one for each upload.
     adjacency : Adjacency, optional
-        The adjacency of every budget; the method's if left out.
+        The adjacency of every budget; by default the method's.
     unit : Unit
         The unit of every budget.
     test : str, optional
-        Another table to measure the model on, without privacy.
+        Another table to evaluate the model on, without privacy.
     """
 
     table: str
@@ -91,7 +91,7 @@ class Job:
 
     @property
     def trusted(self) -> Trust:
-        """Return who adds the noise: the given trust, or the method's first."""
+        """Return the given trust model, or the method's first."""
         return Trust(self.trust or self.record.trusts[0])
 
     def features(self, clients: Clients | None, problem: Problem) -> Features:
@@ -101,7 +101,7 @@ class Job:
 
 
 def checked(job: Job) -> Method:
-    """Return the method's record; refuse options that contradict it. No table is read yet."""
+    """Return the method's record; refuse options that contradict it, before a table is read."""
     method = job.record
     validate.count(**{"--clients": job.clients})
     if job.noise not in ("sum", "each"):
@@ -142,7 +142,7 @@ def steps(job: Job, clients: Any, problem: Any) -> Iterator[Step]:
 
 
 def holds(job: Job, clients: Clients, noise: float, client: int, rounds: int) -> list[Guarantee]:
-    """Return the guarantees that published noise (a multiplier) gives a client's record; else none."""
+    """Return the guarantees of published noise (a multiplier) for a client's record, if there are any."""
     published = job.record.published
     if published is None or not job.options.get("published_noise"):
         return []
@@ -168,7 +168,7 @@ _SHOWN = 0.1  # seconds between two reports of progress
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A simulation's progress: rounds, clients that can afford another, and the share of rounds left."""
+    """The progress of a simulation: rounds, clients that can afford another, and the share of rounds left."""
 
     rounds: int
     alive: int
@@ -184,7 +184,7 @@ Watch = Callable[[Reached], None]
 
 
 def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
-    """Train until no client can afford a round or until interrupted; return everything that is public."""
+    """Train until no client can afford a round or until interrupted; return all public results."""
     method = checked(job)
     target = job.schema.target
     if not isinstance(target, Categorical):
@@ -238,7 +238,7 @@ def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
 
 
 def _held(job: Job, table: Table, problem: Problem, X: Any, y: Any) -> tuple[Any, Any]:
-    """Return what clients hold and train: examples and a network, or the table and its problem."""
+    """Return the clients' data and the model: examples and a network, or the table and its problem."""
     if not job.record.networks:
         return table, problem
     from farthing.torch.training.network import table_examples, table_network
@@ -269,14 +269,14 @@ def epsilons(text: str, clients: int) -> Array:
         cells = [str(cell) for cell in np.concatenate(blocks)] if blocks else []
         if len(cells) != clients:
             raise InvalidValue(
-                f"--epsilon must hold one budget a client, {text} has {len(cells)} for {clients}"
+                f"--epsilon must hold one budget per client, {text} has {len(cells)} for {clients}"
             )
         return np.array(
             [_number(cell, f"epsilon of client {client} in {text}") for client, cell in enumerate(cells)]
         )
     parts = text.split(",")
     if len(parts) > clients:
-        raise InvalidValue(f"--epsilon must hold at most one budget a client, got {len(parts)} for {clients}")
+        raise InvalidValue(f"--epsilon may hold one budget per client, got {len(parts)} for {clients}")
     names = (
         ["--epsilon"]
         if len(parts) == 1
@@ -297,14 +297,14 @@ def _number(text: str, name: str, otherwise: str = "") -> float:
 
 
 def _rows(job: Job, n: int) -> int:
-    """Return how many of n rows are assigned to clients."""
+    """Return the number of rows that are assigned to clients."""
     if job.clients > n:
         raise InvalidValue(f"--clients must be at most the number of records, {n}, got {job.clients}")
     taken = n if job.records is None else job.clients * job.records
     most = job.record.most_records
     if most is not None and taken > most:
         raise InvalidValue(
-            f"--method {job.record.name} takes as many iterations as the square of its {taken} records: give "
+            f"--method {job.record.name} takes as many iterations as the square of its {taken} records: pass "
             f"--records-per-client, so that there are at most {most} in all"
         )
     if job.records is None:
@@ -360,10 +360,9 @@ def _reached(job: Job, clients: Simulated, step: Step, client: int) -> dict[str,
 
 
 def budget_groups(clients: Simulated) -> list[dict[str, Any]]:
-    """Return how many clients have which budget, affordable rounds and rounds taken; all of it is public.
+    """Return the number of clients by budget, affordable rounds and rounds taken, all of them public.
 
-    Where clients differ a lot, numbers are rounded, so that the summary has a few lines for any number of
-    clients.
+    If there are many different clients, numbers are rounded, so that the summary stays short.
     """
     each = np.stack(
         [[budget.epsilon for budget in clients.budgets], clients.done + clients.left, clients.done]
@@ -385,7 +384,7 @@ def _rounded(values: Array) -> Array:
 
 
 def measured(said: Array, y: NDArray[Any]) -> dict[str, Any]:
-    """Return the accuracy of probabilities on another table; a note says that it is not private."""
+    """Return the accuracy of probabilities on another table, with a note that it is not private."""
     each = np.stack([1 - said, said], axis=1) if said.ndim == 1 else said
     true = each[np.arange(len(y)), y]
     return {

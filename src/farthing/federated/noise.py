@@ -24,12 +24,12 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Share(Gaussian):
-    """A client's share of Gaussian noise on a sum over clients, of which at least ``survivors`` add theirs.
+    """A client's share of Gaussian noise on a sum to which at least ``survivors`` clients add a share.
 
     The price is that of the whole ``noise_multiplier`` in the sum. On a common lattice the sum of integer
-    shares is, but for a total variation below 1e-300, round(G + V) with G Gaussian of the summed variance and
-    V independent of the records: post-processing of the Gaussian mechanism (sampling a convolution at the
-    integers errs by its Fourier transform beyond 2π, e^(-2π²σ²/2) with σ >= 2²⁰ cells).
+    shares is, up to a total variation below 1e-300, round(G + V) with G Gaussian of the summed variance and V
+    independent of the records: post-processing of the Gaussian mechanism (the error of sampling a convolution
+    at the integers is its Fourier transform beyond 2π, e^(-2π²σ²/2) with σ >= 2²⁰ cells).
     """
 
     survivors: int = 1
@@ -40,11 +40,11 @@ class Share(Gaussian):
 
 @dataclass(frozen=True, slots=True)
 class ClientNoise(Gaussian):
-    """Noise that covers all of a client's records at once, of which an upload holds ``records``.
+    """Noise that covers all of a client's records at once; an upload holds at most ``records`` of them.
 
-    The price is that of ``noise_multiplier`` relative to as many clips. Where a client holds more records
-    than announced, the sum is shrunk to the bound for the announced number. The noise is the client's own, or
-    its share of what ``survivors`` add.
+    The price is that of ``noise_multiplier`` relative to ``records`` clipping norms. If a client holds more
+    records than announced, the sum is shrunk to the bound for the announced number. The noise is the client's
+    own, or its share of the noise of ``survivors`` clients.
     """
 
     records: int = 1
@@ -65,7 +65,7 @@ class ClientNoise(Gaussian):
 
 @dataclass(frozen=True, slots=True)
 class Unhidden(FixedSize):
-    """A draw that amplifies nothing, for records protected together: any drawn record belongs to the unit."""
+    """A draw without amplification, for records protected together: any drawn record reveals the unit."""
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
         return step if isinstance(step, Event) else step.unit_event()

@@ -1,16 +1,15 @@
 """Define the protocol between a server and its clients, independently of any transport.
 
-The server sends an `Invitation` once: how to draw from one's own records, the clipping norm, how many rounds
-to expect, how noise is chosen and rounds are counted, and who adds the noise. Each client answers it for
-itself: `Terms` are its own sampler, bound and mechanism, chosen from its own `Budget` and its public number
-of records, and the number of rounds that its budget affords. After that the server sends an `Ask` (a
-contribution and w) each round, and every client that can afford it sends a `Reply`: a noisy bounded sum,
-charged to its own ledger first. A client whose next round does not fit raises `BudgetSpent` before it
-computes anything, and is asked no more.
+The server sends an `Invitation` once: the draw, the clipping norm, the expected number of rounds, the
+accountants that choose the noise and count the rounds, and the trust model. Each client answers with its own
+`Terms`: sampler, bound and mechanism, chosen from its `Budget` and its public number of records, and the
+number of rounds that its budget affords. Then the server sends an `Ask` (a contribution and w) each round,
+and every client that can afford it sends a `Reply`: a noisy bounded sum, charged to its ledger first. A
+client whose next round does not fit raises `BudgetSpent` before it computes anything, and is not asked again.
 
-An algorithm is a generator of Steps over `Clients`, which are either `Parties` (agents asked one by one:
-local objects, or stubs of remote ones) or `farthing.federated.simulated.Simulated` (all clients at once, as
-arrays):
+An algorithm is a generator of Steps over `Clients`, which are either `Parties` (agents that answer one by
+one: local objects, or stubs of remote ones) or `farthing.federated.simulated.Simulated` (all clients at once,
+as arrays):
 
     clients.invite(Invitation(clip_norm=3.0, rounds=100))
     for t in itertools.count(1):
@@ -18,14 +17,14 @@ arrays):
         w = w - lr * got.mean
         yield Step(t, w, got.receipts)
 
-Everything that decides who takes part is public: budgets, numbers of records, the invitation. Sensitivity
-follows from the draw: a draw of exactly k records has sensitivity 2C under every adjacency (one record
-displaces another, or a blank one), all records or a Poisson sample C, or 2C where a record is replaced. Where
-a client or party is protected as a whole (`Budget.unit`), its noise is multiplied by the number of records in
+All quantities that decide who takes part are public: budgets, numbers of records, the invitation. The
+sensitivity follows from the draw: for a draw of exactly k records it is 2C under every adjacency (one record
+displaces another, or a blank one); for all records or a Poisson sample it is C, or 2C under replace-one. If a
+client or party is protected as a whole (`Budget.unit`), its noise is multiplied by the number of records in
 its upload.
 
-Instead of all parties, one may be asked (`SequentialClients`): the coordinator draws it in proportion to its
-number of records, and it draws among its own, which is equivalent to drawing a record uniformly.
+`SequentialClients` can also query one party at a time: the coordinator draws it in proportion to its number
+of records, and the party draws among its records, which is equivalent to drawing a record uniformly.
 """
 
 from collections.abc import Iterable, Sequence
@@ -99,10 +98,10 @@ Array = NDArray[np.float64]
 
 
 class ClientAgent:
-    """A client with a ledger of its own: it answers an invitation, then rounds.
+    """A client with its own ledger, which answers an invitation and then rounds.
 
-    It needs no transport. The promise to its ledger is what the invitation's accountant allowed, checked
-    again by tight accounting.
+    It needs no transport. It promises its ledger the rounds that the invitation's accountant allows, which
+    tight accounting checks again.
 
     Parameters
     ----------
@@ -111,7 +110,7 @@ class ClientAgent:
     records : int
         Its public number of records.
     clip_norm : float, optional
-        A clipping norm of its own, in place of the invitation's.
+        Its own clipping norm, in place of the invitation's.
 
     Examples
     --------
@@ -132,9 +131,9 @@ class ClientAgent:
     def terms(self, invitation: Invitation) -> Terms:
         """Return the terms that this client would agree to."""
         if invitation.trust is Trust.TRUSTED:
-            raise Unsupported("an agent releases nothing without noise: a trusted aggregator asks a Ledger")
+            raise Unsupported("an agent releases nothing without noise: under trusted noise use a Ledger")
         if isinstance(invitation.draw, InTurn):
-            raise Unsupported("a ledger charges every round, so draws in turn can only be simulated")
+            raise Unsupported("draws in turn can only be simulated, as a ledger charges every round")
         records = getattr(self._ledger, "_records", None)
         refuse_unit(unit_of(self._ledger), invitation, 0 if records is None else len(records))
         return invitation.terms(self._ledger.budget, self._records, self._clip)
@@ -163,14 +162,14 @@ class ClientAgent:
         return self._left.left if self._terms is not None and self._terms.rounds else 0
 
     def handle(self, ask: Ask) -> Reply:
-        """Charge a round, then draw, clip, add noise and answer; `BudgetSpent` where it does not fit."""
+        """Charge a round, then draw, clip, add noise and answer; raise `BudgetSpent` if it does not fit."""
         if self._terms is None:
             raise InvalidValue("this agent has not joined a run yet: send an Invitation first")
         if not self._terms.rounds:
             raise BudgetSpent(f"not even one round fits {self._ledger.budget}")
         turn = self._terms.rounds - self.left
         if isinstance(self._terms.mechanism, BandedShare) and ask.round != turn + 1:
-            raise InvalidValue(f"shares of correlated noise are of one turn: round {ask.round}, turn {turn}")
+            raise InvalidValue(f"shares of correlated noise need one turn: round {ask.round}, turn {turn}")
         if isinstance(ask.contribution, LocalSteps):
             return self._stepped(self._terms, ask.contribution, rounded(ask.w))
         answer = self._ledger.ask(self._terms.query(ask.contribution), ask.w)
@@ -192,10 +191,9 @@ class ClientAgent:
 
 
 class Clients(Protocol):
-    """Clients that can be invited and asked; everything that they tell the server is public.
+    """The interface of clients for algorithms; everything that clients send to the server is public.
 
-    The interface of `Simulated`, `Parties` and the deployed coordinator, which algorithms are written
-    against.
+    `Simulated`, `Parties` and the deployed coordinator implement it.
 
     Examples
     --------
@@ -217,7 +215,7 @@ class Clients(Protocol):
 
     @property
     def records(self) -> NDArray[np.int64]:
-        """Return the public number of records of each."""
+        """Return the public number of records of each client."""
 
     @property
     def alive(self) -> int:
@@ -225,23 +223,23 @@ class Clients(Protocol):
 
     @property
     def left(self) -> NDArray[np.int64]:
-        """Return the rounds that each can still afford."""
+        """Return the number of rounds that each client can still afford."""
 
     def terms(self, client: int) -> Terms:
-        """Return the terms that a client was invited on."""
+        """Return the terms of a client."""
 
     def forecast(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> Forecast:
         """Return the outlook of an invitation, at no cost and without commitment."""
 
     def invite(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> None:
-        """Agree on all clients' terms; once, before the first question."""
+        """Agree on all clients' terms, once, before the first round."""
 
     def ask(self, contribution: Contribution, w: Any) -> Answers:
-        """Ask all clients that can afford a round; raise `BudgetSpent` where none can."""
+        """Query all clients that can afford a round; raise `BudgetSpent` if none can."""
 
 
 class SequentialClients(Clients, Protocol):
-    """Clients that can also be asked one at a time, as SGD1 does.
+    """Clients that can also be queried one at a time, as SGD1 does.
 
     Examples
     --------
@@ -257,22 +255,22 @@ class SequentialClients(Clients, Protocol):
         """Draw a party in proportion to its number of records. The result must not be published."""
 
     def ask_one(self, party: int, contribution: Contribution, w: Any) -> Answers:
-        """Run a round with this party alone; raise `BudgetSpent` where it cannot afford it.
+        """Run a round with this party alone; raise `BudgetSpent` if it cannot afford it.
 
-        Where the party is away its turn passes: the answer is noise alone, with a ``count`` of 0, and nothing
-        is charged.
+        If the party is not available its turn passes: the answer is noise alone, with a ``count`` of 0, and
+        nothing is charged.
         """
 
 
 class Parties:
-    """Agents that are asked one after the other: the server's side of a round, over any transport.
+    """Agents that are queried in turn: the server's side of a round, over any transport.
 
     Parameters
     ----------
     agents : iterable of ClientAgent
         The parties, or stubs of remote ones.
     stream : Stream, optional
-        Draws the party where parties are asked one at a time.
+        The source of randomness for choosing a party in `pick`.
 
     Examples
     --------
@@ -358,7 +356,7 @@ class Parties:
 
 
 def unit_of(ledger: Ledger) -> Unit:
-    """Return what one of a ledger's records stands for; nothing is learnt from any of them."""
+    """Return the unit that one of a ledger's records represents, without reading any of them."""
     unit: Unit = getattr(getattr(ledger, "_records", None), "unit", Unit.RECORD)
     return unit
 
@@ -367,7 +365,7 @@ NOT_INVITED = "no client was invited yet: call clients.invite(Invitation(...)) f
 
 
 def picked(ends: NDArray[np.int64], stream: Stream) -> int:
-    """Draw the owner of a uniform record; ``ends`` are the cumulative numbers of records."""
+    """Return the owner of a uniformly drawn record; ``ends`` are the cumulative numbers of records."""
     place = stream.uniform_below(int(ends[-1]), 1)[0]
     return int(np.searchsorted(ends, place, side="right"))
 
@@ -375,19 +373,19 @@ def picked(ends: NDArray[np.int64], stream: Stream) -> int:
 def alone(party: int, clients: int, trust: Trust) -> None:
     """Refuse a round with an unknown party, or with one whose upload may not be seen alone."""
     if trust is not Trust.LOCAL:
-        raise Unsupported(f"under {trust} trust only sums over parties are seen: one alone needs local noise")
+        raise Unsupported(f"under {trust} trust a party's upload cannot be used alone: use local trust")
     if not 0 <= party < clients:
         raise InvalidValue(f"party must lie between 0 and {clients - 1}, got {party}")
 
 
 def under(clients: Clients, invitation: Invitation, trust: Trust, survivors: int | None = None) -> Invitation:
-    """Return an invitation under a trust model: one noise for all, the least that every budget affords.
+    """Return an invitation under a trust model, with one noise for all: the least that every budget affords.
 
-    Distributed noise is sized for ``survivors`` honest clients, by default all of them.
+    Distributed noise is chosen for ``survivors`` honest clients, by default all of them.
     """
     trust = validate.choice(Trust, trust=trust)
     if trust is not Trust.DISTRIBUTED and survivors is not None:
-        raise InvalidValue(f"survivors are for distributed noise, the trust is {str(trust)!r}")
+        raise InvalidValue(f"survivors need distributed trust, got {str(trust)!r}")
     if trust is Trust.LOCAL:
         return invitation
     noise = invitation.noise_multiplier
@@ -403,8 +401,8 @@ def under(clients: Clients, invitation: Invitation, trust: Trust, survivors: int
 def iteration_noise(clients: Clients, invitation: Invitation, epsilon: float, delta: float) -> float:
     """Return the noise multiplier with which one round is (``epsilon``, ``delta``)-DP for every client.
 
-    These are A-DDP's eps_iter and δ_iter: they choose the noise of one round; the accountant decides how many
-    rounds fit a budget.
+    These are A-DDP's eps_iter and δ_iter: they set the noise of one round; the accountant counts the rounds
+    that fit a budget.
     """
     epsilon, delta = validate.positive(epsilon_iter=epsilon), validate.probability(delta_iter=delta)
     return max(noise_of_round(invitation, budget, size, epsilon, delta) for budget, size in _kinds(clients))
@@ -417,7 +415,7 @@ def _kinds(clients: Clients) -> set[tuple[Budget, int]]:
 
 
 def enough_came(came: int, least: int, clients: int) -> None:
-    """Refuse a round without clients, or with too few to add up the noise."""
+    """Refuse a round without clients, or with too few for the noise of the sum."""
     if not came:
         raise BudgetSpent(f"none of {clients} clients can afford another round")
     if came < least:

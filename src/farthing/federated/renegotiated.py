@@ -1,13 +1,13 @@
-"""Simulate clients whose coordinator changes the terms on the way: noise, draw and clip, at any time.
+"""Simulate clients whose coordinator may change noise, draw and clipping norm at any time.
 
-`Simulated` clients settle terms once, and count rounds of one price. Here every client keeps a privacy filter
-of its own (`farthing.accounting.filters`, or a menu of prices), and each invitation is priced by it: the
-rounds under the old terms stay charged, and ``left`` says how many of the new ones still fit. A client for
-whom a round is too dear sits it out, and comes back if terms become cheaper.
+`Simulated` clients settle terms once, and count rounds of one price. Here every client has its own privacy
+filter (`farthing.accounting.filters`, or a menu of prices), which prices each invitation: the rounds under
+the old terms stay charged, and ``left`` is the number of new ones that still fit. A client that cannot afford
+a round skips it, and returns if terms become cheaper.
 
-The guarantee is each client's own: its (ε, δ) by the theorem of its filter, which allows prices that follow
-from everything released, against the observer of the invitation; adjacency and unit are the budget's. A
-filter is charged before anything is drawn, one round at a time.
+Each client has its own guarantee: its (ε, δ) by the theorem of its filter, which allows prices that depend on
+all releases, against the observer of the invitation; adjacency and unit are the budget's. A filter is charged
+before anything is drawn, one round at a time.
 
 >>> import numpy as np
 >>> from farthing.linear.losses import logistic
@@ -40,35 +40,35 @@ from farthing.linear.problem import Problem
 from farthing.queries.events import ComposedEvent, Event, RepeatedEvent
 from farthing.queries.query import Contribution, Step, until_spent
 
-_MOST = 2**40  # rounds that are told apart
+_MOST = 2**40  # the largest number of rounds that is counted
 
 Following = Callable[[int, Any], Invitation | None]
 
 
 class Renegotiated(Simulated):
-    """Simulated clients that may be invited again and again, each with a privacy filter of its own.
+    """Simulated clients that may be invited repeatedly, each with its own privacy filter.
 
-    Made as `Simulated` clients are, by ``split`` or ``gather``.
+    Use ``split`` or ``gather`` to make one, as for `Simulated`.
 
     Notes
     -----
-    ``rule`` is the filter of every client: the Rényi filter by default; set it before the first invitation,
-    for instance to ``Menu(events)``, whose prices are nearly those of one unchanging plan. Trust is local,
-    because shares of noise are settled among all clients at once.
+    ``rule`` is the filter of every client: the Rényi filter by default. Set it before the first invitation,
+    for instance to ``Menu(events)``, whose prices are nearly those of a fixed plan. Trust is local, because
+    shares of noise are settled among all clients at once.
     """
 
     rule: Callable[[Budget], Filter] = RdpFilter
 
-    _rules: Sequence[Filter] = ()  # one a kind of client: of a budget, a size and a clip of its own
+    _rules: Sequence[Filter] = ()  # one per kind of client: by budget, size and clipping norm
 
     def invite(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> None:
         """Agree on new terms; the rounds under earlier ones stay charged."""
         if invitation.trust is not Trust.LOCAL or isinstance(invitation.draw, InTurn):
-            raise Unsupported("terms that change need local trust, and draws that are not in turn")
+            raise Unsupported("changing terms need local trust, and draws that are not in turn")
         if invitation.noise_multiplier is None:
-            raise InvalidValue("terms that change need a noise_multiplier: there is no plan to choose it for")
+            raise InvalidValue("changing terms need a noise_multiplier: there is no plan to choose it for")
         if self._rules and invitation.observer is not self._rules[0].budget.observer:
-            raise InvalidValue("whether draws are seen cannot change: budgets are against one observer")
+            raise InvalidValue("seen must stay the same: budgets are against one observer")
         self._terms, self._round, self._tried = [], None, None
         super().invite(invitation, weights)
         if not self._rules:
@@ -82,14 +82,14 @@ class Renegotiated(Simulated):
         return self._budgets[int(np.flatnonzero(self._which == kind)[0])]
 
     def _count(self) -> None:
-        """Set ``left`` to the rounds of the present price that each client's filter still allows."""
+        """Set ``left`` to the rounds at the current price that each client's filter still allows."""
         books = zip(self._rules, self._totals, self._prices, strict=True)
         rounds = np.array([most_rounds(*book) for book in books], dtype=np.int64)
         self.left = rounds[self._which]
         self._settled = self.left.copy()
 
     def ask(self, contribution: Contribution, w: Any) -> Answers:
-        """Charge every client that can afford the round, then ask them."""
+        """Charge every client that can afford the round, then query them."""
         self._ready(contribution, w)
         taking = self.left > 0
         for kind in np.unique(self._which[taking]).tolist():
@@ -99,16 +99,16 @@ class Renegotiated(Simulated):
         return super().ask(contribution, w)
 
     def ask_one(self, party: int, contribution: Contribution, w: Any) -> Answers:
-        """Refuse: clients of one kind share a book, so all of them are asked."""
-        raise Unsupported("clients whose terms change are asked all at once")
+        """Refuse: clients of one kind share a filter, so all of them are queried together."""
+        raise Unsupported("clients with changing terms can only be queried all at once")
 
     def event(self, client: int) -> Event | None:
-        """Return a client's charges so far, under all terms, as one event; None without any."""
+        """Return a client's charges so far, under all terms, as one event; None if there are none."""
         history = self._history[int(self._which[client])]
         return ComposedEvent(tuple(RepeatedEvent(*one) for one in history)) if history else None
 
     def guarantee(self, client: int) -> Guarantee:
-        """Return the guarantee of a client, whatever its terms become."""
+        """Return the guarantee of a client for any later terms."""
         rule = self._rules[int(self._which[client])]
         return self._statement(rule.budget, rule.budget.epsilon, rule.name, rule.theorem)
 
@@ -122,7 +122,7 @@ class Renegotiated(Simulated):
 
 
 def most_rounds(rule: Filter, total: Totals, price: Event) -> int:
-    """Return how many more rounds of a price a filter allows."""
+    """Return how many more rounds at a price a filter allows."""
     low, high = 0, 1
     while high <= _MOST and rule.fits(rule.add(total, price, high)):
         low, high = high, 2 * high
@@ -133,7 +133,7 @@ def most_rounds(rule: Filter, total: Totals, price: Event) -> int:
 
 
 def _noted(history: list[tuple[Event, int]], price: Event) -> list[tuple[Event, int]]:
-    """The history with one more round of a price."""
+    """Return the history with one more round at a price."""
     counts = dict(history)
     return list({**counts, price: counts.get(price, 0) + 1}.items())
 
@@ -147,25 +147,25 @@ def descend_changing(
     weights: Weights = Weights.PRECISION,
     lr: float = 0.1,
 ) -> Iterator[Step]:
-    """Train as A-DDP does, under terms that may follow from the round and from what was released.
+    """Train as A-DDP does, under terms that may depend on the round and on all releases.
 
     Parameters
     ----------
     clients : Renegotiated or farthing.deploy.coordinator.Remote
-        The clients, simulated or deployed; they are invited here, again where terms change.
+        The clients, simulated or deployed; they are invited here, again whenever terms change.
     problem : Problem
         The loss and the public numbers of the table.
     following : callable
-        From t = 1, 2, … and the weights so far to the invitation of round t, None to end.
+        A function of t = 1, 2, … and the weights so far that returns the invitation of round t, None to end.
     weights : Weights, default "precision"
-        How uploads are added up.
+        How uploads are weighted.
     lr : float, default 0.1
         The learning rate.
 
     Returns
     -------
     Iterator of Step
-        A step a round, until no client can afford one.
+        One step per round, until no client can afford one.
     """
     features = Features(problem.width, intercept=float(problem.intercept))
     gradient, w = LinearGradient(problem.loss, features), problem.zeros(features.size)

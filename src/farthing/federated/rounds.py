@@ -1,23 +1,22 @@
-"""Define the messages of one round, the server's question and a client's upload, their sum, and its outlook.
+"""Define the messages of one round, the sum of its uploads, local steps, and the forecast of an invitation.
 
 >>> uploads = [Reply(np.array([2.0]), 4.0, 1.0), Reply(np.array([6.0]), 4.0, 9.0)]
 >>> [round(float(combined(uploads, weights, alive=2).mean[0]), 3) for weights in ("records", "precision")]
 [1.0, 0.6]
 
 `LocalSteps` are several private steps at a client before it uploads: FedAvg and FedProx with local DP-SGD,
-McMahan et al. 2017, Algorithm 1 (ClientUpdate), and Li et al. 2020, Algorithm 2, whose proximal term μ/2
-|w - w₀|² keeps local weights near the server's. Every local gradient is an answer of the client's ledger, at
+McMahan et al. 2017, Algorithm 1 (ClientUpdate), and Li et al. 2020, Algorithm 2, whose proximal term μ/2 |w -
+w₀|² keeps local weights near the server's. Every local gradient is an answer of the client's ledger, under
 the terms of the invitation: ``steps`` of them are charged in a round, one by one, each before it is computed.
-The update w_k - w₀ is made of those answers and of public numbers alone.
+The update w_k - w₀ depends on those answers and on public numbers only.
 
-**Guarantee of local steps.** That of as many answers as were taken: adaptive composition of one unchanging
-query (which the terms promise), under the budget's adjacency, unit and observer; the update is
-post-processing. It needs noise of the client's own (local trust): the client acts on its own answers, so a
-share of noise would have to be enough alone. A client with fewer answers left than ``steps`` takes those that
-are left.
+**Guarantee of local steps.** The price is that of the answers that were given: adaptive composition of one
+fixed query (which the terms promise), under the budget's adjacency, unit and observer; the update is
+post-processing. It needs local trust: the client acts on its own answers, so its own noise must suffice. A
+client with fewer answers left than ``steps`` takes the remaining ones.
 
-An upload is the update times the expected number of records, so that the server's weights mean what they mean
-for gradients: by records (FedAvg's n_k/n), plain, or by precision.
+An upload is the update times the expected number of records, so that the server's weights have the same
+meaning as for gradients: by records (FedAvg's n_k/n), plain, or by precision.
 
 >>> local = LocalSteps(None, steps=3, lr=0.5)
 >>> local.run(lambda w: w, np.array([8.0]), left=2)  # a loss of w²/2, and two answers left
@@ -42,14 +41,14 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ask:
-    """The server's question of one round.
+    """The server's message of one round.
 
     Attributes
     ----------
     round : int
-        Its number, from 1 on.
+        The number of the round, from 1 on.
     contribution : Contribution
-        What is summed over records: a gradient, above all.
+        The function that is summed over records, usually a gradient.
     w : object
         The parameters, which are public.
 
@@ -74,13 +73,13 @@ class Reply:
     value : ndarray
         The noisy sum of clipped contributions.
     expected : float
-        The number of records that it holds on average.
+        The expected number of records in it.
     variance : float
         The variance of its noise on each coordinate.
     receipt : Receipt or None
-        The charge to the client's own ledger; None where it is simulated without one.
+        The charge to the client's ledger; None if it is simulated without one.
     earlier : tuple of Receipt
-        The charges before it, where the upload is made of several answers (`LocalSteps`).
+        The earlier charges of an upload with several answers (`LocalSteps`).
 
     Examples
     --------
@@ -104,7 +103,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answers:
-    """The uploads of one round, added up; all of it is public.
+    """The sum of the uploads of one round; all of it is public.
 
     Attributes
     ----------
@@ -119,7 +118,7 @@ class Answers:
     variance : float
         The variance of the noise on each coordinate of `mean`.
     receipts : tuple of Receipt
-        The charges, where the clients have ledgers of their own.
+        The charges, if the clients have ledgers.
 
     Examples
     --------
@@ -138,7 +137,7 @@ class Answers:
 
     @property
     def mean(self) -> Array:
-        """Return the noisy mean contribution of a record."""
+        """Return the noisy mean contribution per record."""
         return self.total / self.divisor
 
 
@@ -155,16 +154,16 @@ def combined(replies: Sequence[Reply], weights: Weights, alive: int) -> Answers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalSteps:
-    """Several private gradient steps of a client, asked in one round in place of one gradient.
+    """Several private gradient steps of a client in one round, in place of one gradient.
 
-    Given to ``clients.ask`` like a contribution; `Answers.mean` is then the mean update.
+    Pass it to ``clients.ask`` like a contribution; `Answers.mean` is then the mean update.
 
     Parameters
     ----------
     gradient : Contribution
-        What every step asks.
+        The contribution of every step.
     steps : int
-        The steps of a round: as many answers are charged.
+        The number of steps in a round, and of answers that are charged.
     lr : float
         The local learning rate.
     proximal : float, default 0.0
@@ -186,7 +185,7 @@ class LocalSteps:
     steps: int
     lr: float
     proximal: float = 0.0
-    honours: ClassVar[tuple[str, ...]] = ()  # no query takes it: its gradients are asked one by one
+    honours: ClassVar[tuple[str, ...]] = ()  # not for queries: its gradients are queried one by one
     shape: ClassVar[None] = None
 
     def __post_init__(self) -> None:
@@ -201,20 +200,19 @@ class LocalSteps:
         return {**getattr(self.gradient, "described", {}), **own}
 
     def bounded_sum(self, records: Any, w: Any, bound: Any) -> Any:
-        """Refuse: an update is made of several answers."""
+        """Refuse: an update consists of several answers."""
         raise Unsupported("local steps are several answers, not one sum: ask clients, not a ledger")
 
     def run(self, ask: Callable[[Array], Array], w: Array, left: int) -> tuple[Array, int]:
-        """Return the update w_k - w₀, and how many answers it took.
+        """Return the update w_k - w₀, and the number of its answers.
 
-        ``ask`` returns the noisy mean gradient at some weights. Weights are float32 values, as a model holds
-        them.
+        ``ask`` returns the noisy mean gradient at given weights. Weights are float32 values, as in a model.
         """
         local, done = w, 0
         for _ in range(min(self.steps, left)):
             try:
                 mean = ask(local)
-            except BudgetSpent:  # somebody else spends from the same budget
+            except BudgetSpent:  # another user of the ledger spent the rest
                 if not done:
                     raise
                 break
@@ -222,18 +220,18 @@ class LocalSteps:
         return local - w, done
 
     def upload(self, terms: Terms, update: Array, taken: int) -> tuple[Array, float]:
-        """Return an upload and the variance of the noise that its steps added to each coordinate."""
+        """Return an upload, and the variance of the noise that its steps added to each coordinate."""
         return terms.expected * update, self.lr**2 * taken * terms.variance
 
 
 def rounded(w: Any) -> Array:
-    """Return weights as the float32 values that a model and a message hold."""
+    """Return weights as the float32 values of models and messages."""
     found: Array = np.asarray(w, dtype=np.float32).astype(np.float64)
     return found
 
 
 def refuse_shares(terms: Iterable[Terms]) -> None:
-    """Refuse local steps where a client's own noise does not suffice."""
+    """Refuse local steps if a client's own noise does not suffice."""
     if any(term.survivors > 1 for term in terms):
         raise Unsupported(
             "local steps need local trust: a client acts on its own answers, so its own noise has to suffice"
@@ -242,7 +240,7 @@ def refuse_shares(terms: Iterable[Terms]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The outlook of an invitation, from public numbers.
+    """The forecast of an invitation, from public numbers.
 
     Attributes
     ----------
@@ -265,7 +263,7 @@ class Forecast:
 
 
 def forecast_of(invitation: Invitation, weights: Weights, terms: Sequence[Terms], which: Any) -> Forecast:
-    """Return the outlook for clients whose terms are ``terms[which]``."""
+    """Return the forecast for clients whose terms are ``terms[which]``."""
     afford = np.array([term.rounds > 0 for term in terms])[which]
     expected, variance = (
         np.array([getattr(term, name) for term in terms], dtype=np.float64)[which][afford]

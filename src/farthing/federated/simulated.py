@@ -1,8 +1,8 @@
-"""Simulate clients in one process: rows of arrays, and no loop over clients.
+"""Simulate clients in one process as rows of arrays, without a loop over clients.
 
 Rows of all clients lie in one table (`farthing.data.tables.Table`, or `Indicators` for zeros and ones),
-sorted by client. Terms are settled once for each distinct budget, number of records and clip. A round is one
-draw, one bounded sum over the drawn rows and its noise:
+sorted by client. Terms are settled once for each distinct budget, number of records and clipping norm. A
+round is one draw, one bounded sum over the drawn rows and its noise:
 
 ``noise="each"``  every client's upload is put on its own lattice with its own noise, as deployed;
 ``noise="sum"``   one draw with the distribution of the weighted sum of all clients' noise: the same for
@@ -10,13 +10,13 @@ draw, one bounded sum over the drawn rows and its noise:
 
 Draws and noise come from a cryptographic stream; a seeded one is for tests and voids every guarantee.
 
-**The rule of a ledger.** A `ClientAgent` promises its ledger the rounds of its terms, and each answer takes
-one of them: `Ledger.ask` refuses where none is left, else it charges, and only then draws. Here `left` holds
-the same numbers, one a client, and `farthing.ledger.books.taken` is the rule behind both: it takes an answer
-from one promise or from an array of them, or refuses. Both begin with ``Invitation.terms(...).rounds``, which
+**The rule of a ledger.** A `ClientAgent` promises its ledger the rounds of its terms, and each answer uses
+one of them: `Ledger.ask` refuses if none is left, otherwise it charges, and only then draws. Here `left`
+holds the same numbers, one per client, and both use `farthing.ledger.books.taken`, which charges an answer to
+one promise or to an array of them, or refuses. Both begin with ``Invitation.terms(...).rounds``, which
 follows from public numbers and which a ledger accepts: the theorem of every accountant is an upper bound on
-tight accounting, by which a promise is checked once more. Both are asked while any is left (`enough_came`).
-Nothing is given back here, because nothing is reserved ahead.
+tight accounting, by which a promise is checked again. Rounds continue while any is left (`enough_came`).
+There are no refunds here, because nothing is reserved in advance.
 
 >>> from farthing.linear.losses import (LinearGradient, logistic)
 >>> from farthing.data.tables import Features
@@ -99,37 +99,37 @@ Integers = NDArray[np.int64]
 
 
 class Simulated:
-    """Simulated clients, each with records, a budget and, if given, a clipping norm of its own.
+    """Simulated clients, each with records, a budget and optionally its own clipping norm.
 
-    Client i owns rows ``offsets[i]`` to ``offsets[i+1]`` of the table. `split` and `gather` make one from
-    arrays.
+    Client i owns rows ``offsets[i]`` to ``offsets[i+1]`` of the table. Use `split` or `gather` to make one
+    from arrays.
 
     Parameters
     ----------
     table : Table, Indicators or farthing.torch.Examples
         The rows of all clients, sorted by client.
     offsets : array_like of int
-        Where each client's rows begin, and the number of rows.
+        The first row of each client, followed by the number of rows.
     budgets : Budget or sequence of Budget
-        One for all, or one a client. The observer follows from the invitation's trust.
+        One for all, or one per client. The observer follows from the invitation's trust model.
     clip_norm : array_like, optional
-        Clipping norms of the clients' own, in place of the invitation's.
+        The clients' own clipping norms, in place of the invitation's.
     sizes : array_like of int, optional
-        Public numbers of records. By default those of the table, taken as public; a client without any is
-        treated as having the most common number, so that its uploads, noise alone, cannot be told apart.
+        Public numbers of records. By default those of the table, taken as public; a client without records
+        gets the most common number, so that its uploads, which are noise alone, look like any other.
     noise : {"sum", "each"}, default "sum"
-        One draw with the distribution of all noise in the sum, or one for every upload, as deployed.
+        One draw with the distribution of all noise in the sum, or one per upload, as deployed.
     stream : Stream, optional
-        Random words; a seeded stream is for tests and voids every guarantee.
+        The source of random bits; a seeded stream is for tests and voids every guarantee.
 
     Attributes
     ----------
     left : ndarray of int
-        The rounds that each client can still afford.
+        The number of rounds that each client can still afford.
 
     Notes
     -----
-    The guarantee is each client's own (`guarantee`): its (ε, δ) under its adjacency and unit, against the
+    Each client has its own guarantee (`guarantee`): its (ε, δ) under its adjacency and unit, against the
     observer of the invitation. Charges follow the rule of a ledger, see the module's docstring.
 
     Examples
@@ -170,7 +170,7 @@ class Simulated:
         self._turns: dict[int, Round] = {}
         self._tried: tuple[Contribution, tuple[int, ...]] | None = None
         self.left = np.zeros(len(self), np.int64)
-        self._turn = -1  # of the round that was asked last
+        self._turn = -1  # of the last round
 
     @classmethod
     def split(
@@ -186,20 +186,20 @@ class Simulated:
         noise: Literal["sum", "each"] = "sum",
         stream: Stream | None = None,
     ) -> "Simulated":
-        """Return clients with rows dealt out in order: ``records`` each, or evenly among ``clients``.
+        """Return clients with rows divided in order: ``records`` each, or evenly among ``clients``.
 
         Parameters
         ----------
         X : array_like, sparse array, Table, Indicators or farthing.torch.Examples
             The rows of all clients.
         y : array_like, optional
-            The targets, where X is not a table.
+            The targets, if X is not a table.
         budgets : Budget or sequence of Budget
-            One for all, or one a client.
+            One for all, or one per client.
         clients : int, optional
             The number of clients.
         records : int or array_like of int, optional
-            The number of records of each (the last may have fewer), or of every one.
+            The number of records of each (the last may have fewer), or one number per client.
         unit : bool, default False
             Whether rows are scaled to norm 1.
         clip_norm, noise, stream
@@ -228,7 +228,7 @@ class Simulated:
         parts : sequence of (X, y)
             The rows and targets of every client.
         budgets : Budget or sequence of Budget
-            One for all, or one a client.
+            One for all, or one per client.
         unit : bool, default False
             Whether rows are scaled to norm 1.
         clip_norm, noise, stream
@@ -242,7 +242,7 @@ class Simulated:
             if X.ndim != 2 or X.shape[1] != widths[0]:
                 raise InvalidValue(f"client {client} must have rows of width {widths[0]}")
             if arrays.length(y) != len(X):
-                raise InvalidValue(f"client {client} must have one target a row")
+                raise InvalidValue(f"client {client} must have one target per row")
         offsets = np.concatenate([[0], np.cumsum([len(X) for X in tables])])
         said = "all clients must have rows and targets of one kind"
         X, y = (
@@ -301,7 +301,7 @@ class Simulated:
             )
         kinds, which = distinct(kinds)
         if not invitation.seen and any(b.observer is Observer.COORDINATOR for b in self._budgets.distinct):
-            raise InvalidValue("a coordinator sees which records are drawn: invite with seen=True")
+            raise InvalidValue("a coordinator sees the draws: invite with seen=True")
         known = [replace(budget, observer=invitation.observer) for budget in self._budgets.distinct]
         more = np.flatnonzero(self._counts > self._sizes)
         # their sums would have no bound
@@ -317,7 +317,7 @@ class Simulated:
         return self._terms[int(self._which[client])]
 
     def event(self, client: int) -> Event | None:
-        """Return a client's charges so far, as one event; None without any."""
+        """Return a client's charges so far as one event; None if there are none."""
         done = int(self.done[client])
         if isinstance(self._invitation.draw, InTurn):
             done = -(-done // int(self._sizes[client]))
@@ -327,7 +327,7 @@ class Simulated:
         return RepeatedEvent(term.price(self._budgets[client]), done) if done else None
 
     def guarantee(self, client: int) -> Guarantee:
-        """Return the guarantee of a client, whatever the number of rounds."""
+        """Return the guarantee of a client for any number of rounds."""
         budget = self._budgets[client]
         by = self._invitation.accountant
         return self._statement(budget, budget.epsilon, str(by), by.theorem)
@@ -372,7 +372,7 @@ class Simulated:
         w = self._ready(contribution, w)
         alone(party, len(self), self._invitation.trust)
         if self._cycle is not None:
-            raise Unsupported("cyclic draws are turns of all clients: one alone has none")
+            raise Unsupported("cyclic draws need all clients: one client alone has no turn")
         if not self.left[party]:
             raise BudgetSpent(f"party {party} can afford no further answer")
         if party not in self._turns:
@@ -382,7 +382,7 @@ class Simulated:
         return self._answered(contribution, w, self._turns[party], self.alive)
 
     def _stepped(self, local: LocalSteps, w: Array) -> Answers:
-        """Return the answers of a round in which every client takes several steps of its own."""
+        """Return the answers of a round in which every client takes several local steps."""
         self._ready(local.gradient, w)
         refuse_shares(self._terms)
         replies, came = list[Reply](), np.flatnonzero(self.left).tolist()
@@ -404,7 +404,7 @@ class Simulated:
             raise InvalidValue("w must be finite, got NaN or infinity; nothing was charged")
         known = self._tried
         if known is None or known[0] is not contribution or known[1] != given.shape:
-            # an empty sum: the caller's mistakes raise before anything is charged
+            # the sum over no records raises errors of the caller before anything is charged
             refuse_bound(contribution, self._terms[0].bound)
             drawn = float(np.array([term.expected for term in self._terms])[self._which].sum())
             refuse_many(contribution, drawn, isinstance(self._invitation.draw, Poisson | Cyclic))
@@ -413,7 +413,7 @@ class Simulated:
         return given
 
     def _answered(self, contribution: Contribution, w: Array, now: "Round", alive: int) -> Answers:
-        """Return the noisy sum over the clients of a round; called only after the charge."""
+        """Return the noisy sum over the clients of a round; call it only after the charge."""
         rows, who = self._draw(now)
         table = now.table if now.table is not None else self._table.take(rows)
 
@@ -426,20 +426,22 @@ class Simulated:
             mechanism, limit = now.noise
             return mechanism.release(total, limit, self._stream, self._turn)
 
+        each = self._noise == "each" and self._invitation.trust is not Trust.TRUSTED
+        asked = contribution, table, who, w, now, self._stream
         try:
-            if self._noise == "each" and self._invitation.trust is not Trust.TRUSTED:
-                total = noisy_uploads(contribution, table, who, w, now, self._stream)
-            else:
-                total = noisy(sums(slice(None)))
+            total = noisy_uploads(*asked) if each else noisy(sums(slice(None)))
         except Exception as error:
             if not self._stream.sound or answers.refusal(error) is not None:
                 raise
-            zero = sums(np.empty(0, np.int64))
-            total = noisy(answers.without_failing(sums, np.arange(len(table)), zero))
+            if each:
+                total = noisy_uploads(*asked, failing=True)
+            else:
+                zero = sums(np.empty(0, np.int64))
+                total = noisy(answers.without_failing(sums, np.arange(len(table)), zero))
         return Answers(total, now.divisor, len(now.came), alive, (now.deviation / now.divisor) ** 2)
 
     def _settle(self, came: Integers) -> "Round":
-        """Return everything that stays constant until the next client leaves."""
+        """Return the values that stay constant until the next client leaves."""
         which = self._which[came]
 
         def column(values: list[float]) -> Array:

@@ -1,8 +1,8 @@
 """Define the terms of federated training: the server's invitation, and each client's terms under it.
 
-An `Invitation` says how to draw from one's own records, the clipping norm, how many rounds to expect, how
-noise is chosen and rounds are counted, and who adds the noise. `Terms` are a client's own sampler, bound and
-mechanism, and the number of rounds that its budget affords; all of it follows from public numbers.
+An `Invitation` states the draw, the clipping norm, the expected number of rounds, the accountants that choose
+the noise and count the rounds, and the trust model. `Terms` are a client's sampler, bound and mechanism, and
+the number of rounds that its budget affords; all of it follows from public numbers.
 
 >>> from farthing.budget import Observer
 >>> budget = Budget(0.5, 1e-8, observer=Observer.SERVER)
@@ -41,10 +41,11 @@ _ALL = Everyone()
 
 
 class Trust(StrEnum):
-    """A trust model: who adds the noise, which decides whom a client need not trust.
+    """A trust model: who adds the noise, and so whom a client need not trust.
 
-    ``local``: each client, all of it; the server may see every message. ``distributed``: each client a share;
-    only sums over clients may be seen. ``trusted``: the aggregator; only what it releases may be seen.
+    ``local``: each client adds all of it; the server may see every message. ``distributed``: each client adds
+    a share; only sums over clients may be seen. ``trusted``: the aggregator adds it; only its releases may be
+    seen.
 
     Examples
     --------
@@ -53,9 +54,9 @@ class Trust(StrEnum):
     ['server', 'aggregate', 'anyone']
     """
 
-    LOCAL = "local"  # each client, all of it: the server may see every message
-    DISTRIBUTED = "distributed"  # each client a share: only sums over clients may be seen
-    TRUSTED = "trusted"  # the aggregator: only what it releases may be seen
+    LOCAL = "local"  # each client adds all of it: the server may see every message
+    DISTRIBUTED = "distributed"  # each client adds a share: only sums over clients may be seen
+    TRUSTED = "trusted"  # the aggregator adds it: only its releases may be seen
 
     @property
     def observer(self) -> Observer:
@@ -97,7 +98,7 @@ class Exactly:
 
     Notes
     -----
-    One record pushes another out, so that a sum moves by two clipping norms under every adjacency.
+    One record displaces another, so the sensitivity of a sum is two clipping norms under every adjacency.
 
     Examples
     --------
@@ -114,10 +115,10 @@ class Exactly:
 
 @dataclass(frozen=True, slots=True)
 class InTurn:
-    """A draw of one record a round, in turn: a pass over all records is priced as one round.
+    """A draw of one record per round, in turn: a pass over all records is priced as one round.
 
-    Neighbours must have the same places: zero-out or replace-one. Only simulated: a ledger charges every
-    round.
+    Neighbours must have the same positions: zero-out or replace-one. It can only be simulated, because a
+    ledger charges every round.
 
     Examples
     --------
@@ -132,7 +133,7 @@ Draw = Everyone | Poisson | Exactly | InTurn | Cyclic
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """A client's own part of every query, and the rounds that it affords; all of it is public.
+    """A client's part of every query, and the rounds that it affords; all of it is public.
 
     Attributes
     ----------
@@ -143,7 +144,7 @@ class Terms:
     mechanism : Gaussian
         The noise that it adds.
     expected : float
-        The number of records in one upload, on average.
+        The expected number of records in one upload.
     rounds : int
         The rounds that its budget affords.
 
@@ -163,7 +164,7 @@ class Terms:
     rounds: int
 
     def query(self, contribution: Contribution) -> Query:
-        """Return the query that the client asks of its own ledger."""
+        """Return the query of the client to its own ledger."""
         return Query(self.sampler, contribution, self.bound, self.mechanism)
 
     def price(self, budget: Budget) -> Event:
@@ -178,7 +179,7 @@ class Terms:
 
     @property
     def survivors(self) -> int:
-        """Return how many clients' noise makes up that of the sum: 1 where its own suffices."""
+        """Return the number of clients whose noise adds up to that of the sum, 1 if its own suffices."""
         match self.mechanism:
             case Share(survivors=survivors) | ClientNoise(survivors=survivors):
                 return survivors
@@ -188,7 +189,7 @@ class Terms:
 
     @property
     def correlation(self) -> float:
-        """Return the noise of a late round over independent noise of the same price: 1 where it is such."""
+        """Return the noise of a late round over independent noise of the same price, 1 if independent."""
         if not isinstance(self.mechanism, BandedGaussian):
             return 1.0
         bands, exponent = self.mechanism.bands, self.mechanism.exponent
@@ -197,7 +198,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """A server's proposal: the draw, the clipping norm, the noise, and who adds it.
+    """A server's proposal: the draw, the clipping norm, the noise, and the trust model.
 
     Parameters
     ----------
@@ -209,31 +210,31 @@ class Invitation:
         The rounds that noise is chosen for.
     noise_multiplier : float, optional
         The noise over the clipping norm; by default each client takes the least with which ``rounds`` fit its
-        budget. Required where noise is not local, because it must be one and the same for all.
+        budget. Required unless noise is local, because it must be the same for all clients.
     calibration : Accountant, default "tight"
-        Chooses the noise.
+        The accountant that chooses the noise.
     accountant : Accountant, default "tight"
-        Counts the rounds that the noise affords. A-DDP takes the noise of advanced composition and then
-        counts by its own theorem.
+        The accountant that counts the rounds. A-DDP chooses the noise by advanced composition and then counts
+        by its own theorem.
     trust : Trust, default "local"
-        Who adds the noise.
+        The trust model.
     survivors : int, default 1
         The least number of honest clients of a round under distributed trust.
     seen : bool, default False
-        Whether the guarantee must hold even before an observer who knows which records were drawn.
+        Whether the guarantee must hold even against an observer who knows which records were drawn.
     clipped : Unit, default "record"
-        What is clipped: the contribution of a record, or of a user's or party's records together (a gradient
-        or an update over all of them), which then count as one. Budgets must protect that unit.
+        The unit whose contribution is clipped: a record, or all records of a user or party together (a
+        gradient or an update over all of them), which then count as one. Budgets must protect that unit.
     bands : int, default 1
-        Over how many rounds a client's noise is correlated (`farthing.BandedGaussian`): 1 is independent
-        noise. More need draws by `farthing.Cyclic` with at least as many groups.
+        The number of rounds over which a client's noise is correlated (`farthing.BandedGaussian`); 1 is
+        independent noise. More than 1 needs draws by `farthing.Cyclic` with at least as many groups.
     exponent : float, default 0.5
-        That of `farthing.BandedGaussian`.
+        The exponent of `farthing.BandedGaussian`.
 
     Raises
     ------
     InvalidValue
-        For values out of range, and for noise that is missing where all must share it.
+        For values out of range, and if the noise is missing where all must share it.
     Unsupported
         For combinations that no theorem covers.
 
@@ -276,15 +277,15 @@ class Invitation:
             )
         refuse_overlap(self._sampler, BandedGaussian(1.0, self.bands, self.exponent))
         if isinstance(self.draw, Cyclic) and {*self._by} != {Accountant.TIGHT}:
-            raise Unsupported("a plan of cyclic draws is priced as a whole: only the tight accountant does")
+            raise Unsupported("cyclic draws need the tight accountant, which prices a plan as a whole")
         if self.noise_multiplier is not None:
             validate.positive(noise_multiplier=self.noise_multiplier)
         elif self.trust is not Trust.LOCAL:
             raise InvalidValue(
-                f"noise_multiplier must be given under {self.trust} trust: one and the same for all clients"
+                f"noise_multiplier must be given under {self.trust} trust: it is the same for all clients"
             )
         if self.seen and (self.trust is not Trust.LOCAL or Accountant.AMPLIFIED in self._by):
-            raise Unsupported("observed draws amplify nothing, and need local noise")
+            raise Unsupported("observed draws do not amplify, and need local noise")
 
     @property
     def _sampler(self) -> Sampler:
@@ -317,7 +318,7 @@ def _terms(invitation: Invitation, budget: Budget, records: int, clip: float) ->
     if noise is None:
         noise = least_noise(invitation, budget, records)
     elif trust is not Trust.LOCAL:
-        noise *= invitation.clip_norm / clip  # one noise for all, whatever their clipping norms
+        noise *= invitation.clip_norm / clip  # the same absolute noise for all clipping norms
     rounds = invitation.accountant.rounds(noise / (most or 1), _chances(invitation), budget, priced)
     rounds *= records if isinstance(draw, InTurn) else 1
     rounds *= draw.groups if isinstance(draw, Cyclic) else 1
@@ -333,7 +334,7 @@ def _terms(invitation: Invitation, budget: Budget, records: int, clip: float) ->
 
 
 def _refuse(invitation: Invitation, budget: Budget, records: int, clip: float) -> None:
-    """Refuse what no theorem covers."""
+    """Refuse combinations that no theorem covers."""
     if budget.observer is not invitation.observer:
         what = f"under {invitation.trust} trust" + " with draws seen" * invitation.seen
         raise InvalidValue(
@@ -348,7 +349,7 @@ def _refuse(invitation: Invitation, budget: Budget, records: int, clip: float) -
     validate.probability(delta=budget.delta)
     clipped = invitation.clipped
     if clipped not in (Unit.RECORD, budget.unit):
-        raise Unsupported(f"one clip a {clipped} protects a {clipped}, the budget is for a {budget.unit}")
+        raise Unsupported(f"clipping per {clipped} protects a {clipped}, the budget is for a {budget.unit}")
     if clipped is Unit.PARTY and records != 1:
         raise InvalidValue(f"a party that is clipped as a whole counts as one record, got {records}")
     if budget.adjacency is Adjacency.ADD_REMOVE and isinstance(invitation.draw, InTurn):
@@ -357,11 +358,17 @@ def _refuse(invitation: Invitation, budget: Budget, records: int, clip: float) -
         raise Unsupported("an observer of draws learns the number of records: use zero-out or replace-one")
 
 
-def _drawn(invitation: Invitation, budget: Budget, records: int) -> int:
-    """Return the most records in an upload, where all of a client's are protected together; otherwise 0.
+def refuse_uncovered(invitation: Invitation, budget: Budget, records: int) -> None:
+    """Refuse an invitation that no theorem covers for such a client; nothing is priced."""
+    _refuse(invitation, budget, records, invitation.clip_norm)
+    _drawn(invitation, budget, records)
 
-    The sensitivity of a sum to the whole client is that many clips, whichever records are drawn: one, where
-    the party is clipped as a whole. Users who are each clipped as a whole are what records are otherwise.
+
+def _drawn(invitation: Invitation, budget: Budget, records: int) -> int:
+    """Return the most records in an upload if all of a client's records are protected together; otherwise 0.
+
+    The sensitivity of a sum to the whole client is that many clipping norms, for any records drawn, and one
+    if the party is clipped as a whole. Users who are each clipped as a whole take the role of records.
     """
     if budget.unit is Unit.RECORD or invitation.clipped is Unit.USER:
         return 0

@@ -1,6 +1,7 @@
 """A budget around any Flower app: what is charged before what is sent, what is left out, and when it ends."""
 
 import logging
+from asyncio import CancelledError
 
 import numpy as np
 import pytest
@@ -183,7 +184,7 @@ def test_nonsense_is_refused_when_the_mod_is_made(path, more):
         BudgetMod(path, **LIMITS, **more)
 
 
-@pytest.mark.parametrize("error", [ValueError, SystemExit])
+@pytest.mark.parametrize("error", [ValueError, SystemExit, CancelledError])
 def test_an_app_that_fails_is_run_once_and_its_words_are_not_logged(path, caplog, error):
     calls = []
 

@@ -62,7 +62,7 @@ def test_the_embedded_data(load):
         ({"X": np.zeros((3, 2)), "y": np.array(["a", "b", "c"])}, "finite number"),
         ({"X": np.zeros(3), "y": np.zeros(3)}, "2 features"),
         ({"X": np.full((3, 2), np.inf), "y": np.zeros(3)}, "finite"),
-        ({"X": np.zeros((3, 2)), "y": np.zeros(4)}, "one target a row"),
+        ({"X": np.zeros((3, 2)), "y": np.zeros(4)}, "one target per row"),
     ],
 )
 def test_arrays_that_are_no_records(arrays, what, load):

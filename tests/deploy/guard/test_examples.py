@@ -123,7 +123,7 @@ def test_a_party_is_one_example_where_the_budget_protects_it_whole(loaded):
     ("inputs", "arrays", "message"),
     [
         ({}, {"X": X[:, :1]}, r"shape \[2\]"),
-        ({}, {"X": X[:3]}, "one row a record"),
+        ({}, {"X": X[:3]}, "one row per record"),
         ({}, {"X": np.where(X == 5, np.nan, X)}, "finite in float32"),
         ({}, {"X": np.where(X == 5, 1e39, X)}, "finite in float32"),
         ({}, {"X": X.astype(str)}, "must be numbers"),

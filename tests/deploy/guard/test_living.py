@@ -193,7 +193,7 @@ def test_a_run_waits_for_parties_that_are_all_away_and_says_so_when_it_gives_up(
 
 def test_a_party_of_another_observer_does_not_join(village, clock):
     house = village.settle(3).houses["p2"]
-    other = 'delta = 1e-6\nobserver = "coordinator"'
+    other = 'delta = 1e-6\nadjacency = "zero-out"\nobserver = "coordinator"'
     house.policy.write_text(house.policy.read_text().replace("delta = 1e-6", other))
     links = Links(village, clock, p2=None)
     clients = village.clients(links, seconds=10.0, least=2)
@@ -258,10 +258,10 @@ def test_what_one_party_states_does_not_stop_the_others(lie, village, clock, mon
     assert village.check() == {"p0": (4, 4), "p1": (4, 4), "p2": (0, 0)}
 
 
-def test_a_party_that_wants_safety_against_more_others_than_there_are_does_not_stop_them(village, clock):
+def test_a_party_that_wants_safety_against_all_others_does_not_stop_them(village, clock):
     limits = 'trust = "distributed"\ncolluding = 0\n'
     house = village.settle(4, limits=limits).houses["p3"]
-    house.policy.write_text(house.policy.read_text().replace("colluding = 0", "colluding = 9"))
+    house.policy.write_text(house.policy.read_text().replace("colluding = 0", "colluding = 3"))
     clients = village.clients(Links(village, clock), seconds=10.0)
     clients.invite(Invitation(1.0, rounds=5, noise_multiplier=20.0, trust="distributed", survivors=3))
     assert counts(clients, 2) == [3, 3]

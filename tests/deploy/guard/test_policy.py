@@ -60,6 +60,8 @@ def test_distributed_noise_names_those_enrolled(tmp_path):
         load(tmp_path, WHOLE + 'trust = "distributed"\n')
     with pytest.raises(InvalidValue, match="a key of its own"):
         load(tmp_path, WHOLE + parties.replace(KEYS[2], KEYS[1]))
+    with pytest.raises(InvalidValue, match=r"below the number of \[parties\], 2, got 2"):
+        load(tmp_path, WHOLE + parties.replace("colluding = 1", "colluding = 2"))
 
 
 @pytest.mark.parametrize(
@@ -96,12 +98,24 @@ def test_distributed_noise_names_those_enrolled(tmp_path):
         ("size = 500", 'size = 500\npeers = ["root"]', "peers"),
         ("size = 500", "size = 500\ngroup = -1", "group"),
         ("size = 500", "size = ", "TOML"),
+        ("delta = 1e-6", "", r"\[budget\] must have an entry 'delta'"),
+        ("delta = 1e-6", "delta = 0.0", "no question could be answered .* strictly between 0 and 1"),
+        ("delta = 1e-6", 'delta = 1e-6\nobserver = "coordinator"', "no question .* zero-out or replace-one"),
+        ("size = 500", f"size = {10**400}", "64 bits"),
+        ("size = 500", 'size = 500\nanswers = "a\\u0000b"', "null characters"),
     ],
 )
 def test_what_is_wrong_is_named(before, after, what, tmp_path):
     assert before in WHOLE
     with pytest.raises(InvalidValue, match=what):
         load(tmp_path, WHOLE.replace(before, after))
+
+
+def test_one_draw_at_least_can_be_answered(tmp_path):
+    party = WHOLE.replace("delta = 1e-6", 'delta = 1e-6\nunit = "party"')
+    assert load(tmp_path, party).budget.unit == "party"  # by "all" and "exactly:1"
+    with pytest.raises(InvalidValue, match=r"no question could be answered .* nothing for a party"):
+        load(tmp_path, party.replace('"all", "poisson:0.1", "exactly:1"', '"poisson:0.1"'))
 
 
 def test_a_policy_must_be_there(tmp_path):

@@ -274,7 +274,7 @@ def test_the_sums_noise_fits_the_least_budget(trust, unit):
 def test_survivors_are_for_shares_only():
     x, y = rows(20)
     clients = Simulated.split(x, y, clients=2, budgets=budget())
-    with pytest.raises(InvalidValue, match="survivors are for distributed noise"):
+    with pytest.raises(InvalidValue, match="survivors need distributed trust"):
         next(sgd2(clients, Problem(logistic, 20, 3), survivors=2))
 
 

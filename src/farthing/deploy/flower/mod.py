@@ -276,7 +276,9 @@ class _Update:
         for train in records:
             try:
                 total += bound.apply(train()[None])[0]
-            except (Exception, SystemExit) as error:  # its text may quote a record
+            except KeyboardInterrupt:  # of the node's owner
+                raise
+            except BaseException as error:  # its text may quote a record
                 _log.warning(
                     "the app failed after its update was paid for (%s): noise alone is sent",
                     type(error).__name__,

@@ -37,7 +37,7 @@ def examples_of(policy: "Policy") -> "Examples":
     columns = _columns(policy)
     X, y = _inputs(columns, inputs, policy.modules), _labels(columns["y"], inputs)
     if len(X) != len(y):
-        raise InvalidValue("X and y must have one row a record each")
+        raise InvalidValue("X and y must have one row per record each")
     users, most = _users(policy, columns.get("users"), len(X))
     return Examples((X, y), users=users, records_per_user=most)
 
@@ -167,7 +167,7 @@ def _padded(tokens: Column, ends: Column, length: int) -> Column:
 
 def _labels(y: Column, inputs: Inputs) -> Column:
     if y.ndim < 1 or y.dtype.kind not in "biuf":
-        raise InvalidValue("labels must be numbers, one row a record")
+        raise InvalidValue("labels must be numbers, one row per record")
     if not inputs.classes:
         with np.errstate(over="ignore"):
             found = np.ascontiguousarray(y, dtype=np.float32)

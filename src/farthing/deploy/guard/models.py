@@ -4,7 +4,7 @@
 
     [models.small]                    # a coordinator may ask about "small", and sends weights, never code
     factory = "ward_models:make_model"
-    loss = "ward_models:loss"         # loss(outputs, targets): one value a record
+    loss = "ward_models:loss"         # loss(outputs, targets): one value per record
     hash = "9b1c..."                  # of the source of both: `farthing guard POLICY --hashes` prints it
     weights = 20000                   # the most trained weights
     steps = 4                         # the most local steps a round
@@ -27,7 +27,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from farthing import validate
-from farthing.deploy import factories
+from farthing.deploy import factories, toml_settings
 from farthing.errors import InvalidValue
 
 _HEXADECIMAL = frozenset("0123456789abcdef")
@@ -124,10 +124,11 @@ def _made(where: str, kind: Any, given: dict[str, Any]) -> Any:
     unknown = sorted(set(given) - known)
     if unknown:
         raise InvalidValue(f"{where} has no {unknown[0]!r}; known are {', '.join(sorted(known))}")
+    toml_settings.refuse_missing(where, kind, given)
     try:
         return kind(**given)
     except TypeError as error:
-        raise InvalidValue(f"{where}: {str(error).partition(') ')[2] or error}") from None
+        raise InvalidValue(f"{where} has an entry of a wrong kind: {error}") from None
     except InvalidValue as error:
         raise InvalidValue(f"{where}: {error}") from None
 

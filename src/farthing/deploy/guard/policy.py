@@ -60,7 +60,7 @@ from farthing.deploy.messages import forms
 from farthing.deploy.messages.signed import Reason, Refused, checked_name, public_key, refuse
 from farthing.errors import FarthingError, InvalidValue
 from farthing.federated.protocol import ClientAgent
-from farthing.federated.terms import Draw, Invitation, Terms, Trust
+from farthing.federated.terms import Draw, Invitation, Terms, Trust, refuse_uncovered
 from farthing.ledger.books import rule_of
 from farthing.ledger.journal import Journal
 from farthing.linear.losses import Loss, multinomial
@@ -174,6 +174,30 @@ class Policy:
             raise InvalidValue(f"size must be 1 where the whole party is protected, got {self.size}")
         if self.limits.trust is Trust.DISTRIBUTED and len(self.parties) < 2:
             raise InvalidValue("distributed noise needs [parties], the public keys of all who are enrolled")
+        if self.limits.trust is Trust.DISTRIBUTED and self.limits.colluding >= len(self.parties):
+            raise InvalidValue(
+                f"colluding must be below the number of [parties], {len(self.parties)}, got "
+                f"{self.limits.colluding}"
+            )
+        self._refuse_unanswerable()
+
+    def _refuse_unanswerable(self) -> None:
+        """Refuse a policy under which every question would be refused, whatever the draw."""
+        limits, reason = self.limits, ""
+        for draw in limits.draws:
+            try:
+                asked = Invitation(
+                    limits.clip,
+                    draw,
+                    noise_multiplier=limits.noise,
+                    trust=limits.trust,
+                    seen=self.budget.observer is Observer.COORDINATOR,
+                    clipped=self.budget.unit if self.models else Unit.RECORD,
+                )
+                return refuse_uncovered(asked, self.budget, self.size)
+            except FarthingError as error:
+                reason = str(error)
+        raise InvalidValue(f"no question could be answered under this policy: {reason}")
 
     @property
     def log(self) -> Path:
@@ -254,12 +278,11 @@ def _known(where: str, given: dict[str, Any], names: set[str]) -> dict[str, Any]
 
 
 def _made(where: str, kind: Any, values: dict[str, Any]) -> Any:
+    toml_settings.refuse_missing(where, kind, values)
     try:
         return kind(**values)
-    except InvalidValue:
-        raise
-    except TypeError as error:  # an argument is missing
-        raise InvalidValue(f"{where}: {str(error).partition(') ')[2] or error}") from None
+    except TypeError as error:
+        raise InvalidValue(f"{where} has an entry of a wrong kind: {error}") from None
 
 
 def _table(values: dict[str, Any], name: str) -> dict[str, Any]:

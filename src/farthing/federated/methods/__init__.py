@@ -1,1 +1,1 @@
-"""Train over clients that keep their own records and budgets: one paper a file."""
+"""Train over clients that keep their own records and budgets: one paper per file."""

@@ -50,7 +50,7 @@ from numpy.typing import NDArray
 from farthing import validate
 from farthing.accounting.correlated import best_exponent
 from farthing.budget import Unit
-from farthing.errors import Unsupported
+from farthing.errors import InvalidValue, Unsupported
 from farthing.federated.methods.server import ServerOptimizer
 from farthing.federated.protocol import Clients, Invitation, Trust, Weights, under
 from farthing.federated.rounds import LocalSteps, rounded
@@ -96,7 +96,7 @@ def fedsgd(
     trust: Trust = Trust.LOCAL,
     survivors: int | None = None,
 ) -> Iterator[Step]:
-    """Train a network by one noisy sum of clipped gradients a client and round, while any can afford it.
+    """Train a network by one noisy sum of clipped gradients per client and round, while any affords it.
 
     Parameters
     ----------
@@ -149,6 +149,11 @@ def fedsgd(
     """
     invitation = Invitation(clip_norm, _draw(sampling_rate), rounds, noise_multiplier)
     if validate.count(bands=bands) > 1:
+        if bands > (most := int(1 / sampling_rate + 2.0**-30)):
+            raise InvalidValue(
+                f"bands must be at most {most} at the sampling rate {sampling_rate}: records take turns in "
+                f"as many groups, got {bands}"
+            )
         draw, exponent = Cyclic(sampling_rate, bands), best_exponent(bands, rounds)
         invitation = replace(invitation, draw=draw, bands=bands, exponent=exponent)
     clients.invite(under(clients, invitation, trust, survivors), weights)

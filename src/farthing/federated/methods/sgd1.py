@@ -125,7 +125,7 @@ def sgd1(
     lr : callable, optional
         η(t), in place of (4) or 1/(Δ n t).
     seen : bool, default False
-        Whether every budget must hold even before an observer who knows the records that were drawn.
+        Whether every budget must hold even against an observer who knows the records that were drawn.
     start : array_like, optional
         θ₀, which must be public; the centre of C by default.
 

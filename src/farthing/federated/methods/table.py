@@ -92,20 +92,20 @@ ROUNDS = Option(
 )
 LR = Option(
     name="lr",
-    help="The learning rate; from public numbers if left out.",
+    help="The learning rate; by default chosen from public numbers.",
     symbol="α, line 17",
     check=validate.positive,
 )
 ETA = replace(
     LR,
-    help="The learning rate, which multiplies a sum; from public numbers if left out.",
+    help="The learning rate, which multiplies a sum; by default chosen from public numbers.",
     symbol="η, a constant",
     convert=_constant,
 )
 DRAW = Option(
     name="draw",
     kind=str,
-    help="The records of a round: one, a number, all, or poisson:P.",
+    help="The records drawn in a round: one, a number, all, or poisson:P.",
     symbol="p",
     check=_check_draw,
     convert=draw_of,
@@ -113,21 +113,21 @@ DRAW = Option(
 ACCOUNTANT = Option(
     name="accountant",
     kind=str,
-    help="How rounds are counted: sampling (the paper's), advanced or tight.",
+    help="The accountant of rounds: sampling (the paper's), advanced or tight.",
     symbol="Theorem 1",
     choices=_accountants(),
 )
 WEIGHTS = Option(
     name="weights",
     kind=str,
-    help="How uploads are added up: plain (a mean over clients), records (a sum) or precision.",
+    help="The weights of uploads: plain (a mean over clients), records (a sum) or precision.",
     symbol="line 17",
     check=_check_weights,
     local=True,
 )
 EPSILON_ITER = Option(
     name="epsilon_iter",
-    help="Noise with which one round has this epsilon before its draw, with --delta-iter.",
+    help="Set the noise by the epsilon of one round without its draw; needs --delta-iter.",
     symbol="eps_iter, lines 5 and 14",
     check=validate.positive,
     needs="delta_iter",
@@ -135,14 +135,14 @@ EPSILON_ITER = Option(
 )
 DELTA_ITER = Option(
     name="delta_iter",
-    help="The delta of one round, with --epsilon-iter.",
+    help="The delta of one round; needs --epsilon-iter.",
     symbol="δ_iter, lines 5 and 14",
     check=validate.probability,
     needs="epsilon_iter",
 )
 NOISE_MULTIPLIER = Option(
     name="noise_multiplier",
-    help="The noise over the clipping norm, instead of the budget's.",
+    help="The noise divided by the clipping norm, instead of the noise that fits the budget.",
     symbol="σ/C",
     check=validate.positive,
     sets="noise",
@@ -170,14 +170,14 @@ PUBLISHED_NOISE = Option(
 )
 SAMPLING_RATE = Option(
     name="sampling_rate",
-    help="A record's chance to be in its client's batch; 1: all records.",
+    help="The probability that a record is in its client's batch; 1 for all records.",
     symbol="q",
     check=validate.rate,
 )
 BANDS = Option(
     name="bands",
     kind=int,
-    help="Over how many rounds noise is correlated; 1: independent noise.",
+    help="The number of rounds over which noise is correlated; 1 for independent noise.",
     symbol="Choquette-Choo et al. 2023, Theorem 4",
     check=validate.count,
 )
@@ -191,16 +191,16 @@ SERVER = Option(
 LOCAL_STEPS = Option(
     name="local_steps",
     kind=int,
-    help="The steps that a client takes in a round.",
+    help="The number of local steps of a client in a round.",
     symbol="E",
     check=validate.count,
 )
 LOCAL_LR = Option(
-    name="local_lr", help="The learning rate of a client's own steps.", symbol="η", check=validate.positive
+    name="local_lr", help="The learning rate of local steps.", symbol="η", check=validate.positive
 )
 PROXIMAL = Option(
     name="proximal",
-    help="Pulls a client's weights back to the server's: FedProx.",
+    help="The weight of the proximal term of FedProx.",
     symbol="μ",
     check=validate.non_negative,
 )
@@ -257,7 +257,7 @@ METHODS: dict[str, Method] = {
         Method(
             name="sgd1",
             algorithm=_late("sgd1", "sgd1"),
-            summary="one record of one party at a time, with the least noise that all afford",
+            summary="one record of one party at a time, with the least noise that all budgets afford",
             rounds="the square of the records",
             options=(
                 *(_LIPSCHITZ, ETA, RADIUS, CONVEXITY, replace(NOISE_MULTIPLIER, symbol="σ/(nL)")),
@@ -270,7 +270,7 @@ METHODS: dict[str, Method] = {
         Method(
             name="fedsgd",
             algorithm=_late("networks", "fedsgd"),
-            summary="a network: one noisy sum of clipped gradients a client and round",
+            summary="a network: one noisy sum of clipped gradients per client and round",
             rounds="`--rounds`, 200",
             options=(*_NETWORK, SAMPLING_RATE, BANDS),
             trusts=TRUSTS,
@@ -279,7 +279,7 @@ METHODS: dict[str, Method] = {
         Method(
             name="fedavg",
             algorithm=_late("networks", "fedavg"),
-            summary="a network: several local steps of DP-SGD a round (FedAvg, FedProx)",
+            summary="a network: several local steps of DP-SGD per round (FedAvg, FedProx)",
             rounds="`--rounds`, 50",
             options=(*_NETWORK, SAMPLING_RATE, LOCAL_STEPS, LOCAL_LR, PROXIMAL),
             networks=True,
@@ -313,7 +313,7 @@ METHODS: dict[str, Method] = {
         Method(
             name="sgd-maj",
             algorithm=_late("addp", "sgd_maj"),
-            summary="A-DDP's baseline: the budget in even parts",
+            summary="A-DDP's baseline: the budget divided evenly",
             rounds="`--rounds`, 10",
             options=(CLIP, ROUNDS, LR, DRAW),
             deployed=False,
@@ -336,9 +336,7 @@ def named(method: Method | str, among: Iterable[Method] | None = None, option: s
     if isinstance(method, Method):
         return method
     known = {one.name: one for one in (METHODS.values() if among is None else among)}
-    if method not in known:
-        raise InvalidValue(f"{option} must be one of {list(known)}, got {method!r}")
-    return known[method]
+    return known[validate.one_of(known, **{option: method})]
 
 
 def every_option() -> dict[str, tuple[Option, list[str]]]:
