@@ -1,6 +1,7 @@
 """Every sound method of the library under its attacks: none is refuted, and the attacks have teeth."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -56,12 +57,12 @@ def test_stands(name):
 
 
 SHOWN = ["functional", "sgd-maj", "sgd1", "quantile-choice", "quantiles-released", "mean-released"]
-SHOWN += ["bounds-released", "pure", "pure-classes", "torch-adadp-box", "noisy-max"]
+SHOWN += ["sgd1-drawn", "addp", "bounds-released", "pure", "pure-classes", "torch-adadp-box", "noisy-max"]
 
 
 @pytest.mark.parametrize(
     "name",
-    ["tuning", "adadp", "adal", "addp-seen", "quantile-tree"]
+    ["tuning", "adadp", "adal", "addp-seen", "sgd1-seen", "quantile-tree"]
     + [pytest.param(name, marks=pytest.mark.slow) for name in SHOWN],
 )
 def test_shows_more_than_half_of_what_could_be_shown(name):
@@ -84,15 +85,21 @@ def test_what_is_unsound_is_broken(name):
     assert verdict.eps_lower > 2 * verdict.claim.epsilon
 
 
-@pytest.mark.parametrize("name", ["sufficient", "pca", "gaussian"])
+@pytest.mark.parametrize("name", ["sufficient", "pca", "gaussian", "sgd1-drawn", "fedsgd"])
 def test_a_third_of_the_noise_is_noticed_in_a_whole_run(name, monkeypatch):
     def quieter(*args, real=mechanisms._grid):
         bits, cell = real(*args)
         return bits, cell / 3
 
     monkeypatch.setattr(mechanisms, "_grid", quieter)
-    verdicts = [v for _, v in methods.attack(name, scale=0.4, stream=SeededStream(4))]
+    verdicts = [v for _, v in methods.attack(name, scale=0.2, stream=SeededStream(4))]
     assert any(verdict.broken for verdict in verdicts)
+
+
+def test_steps_are_trials_only_where_all_are_equal():
+    target = methods.targets()["adassp"]
+    with pytest.raises(ft.Unsupported, match="where all are equal"):
+        replace(target, stepwise=True).verdicts(0.01, 0.99, SeededStream(0), lambda: None)
 
 
 def test_every_name_of_train_and_simulate_is_known():

@@ -51,7 +51,7 @@ def attributes_are_left(original):
 
 
 def tensors_are_left(original):
-    return lambda holder, last: original(holder, last)._replace(tensors=[])
+    return lambda holder, last: original(holder, last)._replace(parts=[])
 
 
 def the_whole_batch_is_collated(original):

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from farthing.accounting import gaussian
+from farthing.accounting import gaussian, pld
 from farthing.audit import canaries, statistics
-from farthing.audit.statistics import GaussianCurve, Unknown, caught
-from farthing.budget import Budget
+from farthing.audit.statistics import GaussianCurve, SampledCurve, Unknown, caught
+from farthing.budget import Adjacency, Budget
+from farthing.queries.events import FixedSizeEvent, GaussianEvent, RepeatedEvent
 
 RNG = np.random.default_rng
 
@@ -66,6 +67,31 @@ def test_mu_comes_near_the_truth():
         assert 0.95 < statistics.gaussian_mu(hit * trials, false * trials, trials) / mu < 1
         hit, false = statistics.gaussian_rates(mu, mu / 2, 0.2)
         assert 0.85 < statistics.sampled_mu(hit * trials, false * trials, trials, 0.2) / mu < 1
+
+
+def test_a_replaced_record_on_samples_of_a_fixed_size_shows_no_more_than_it_costs():
+    claim = Budget(8.0, 1e-3, "replace-one")
+    for size, of, steps, noise in ((1, 2, 4, 1.4), (3, 4, 8, 2.0), (2, 2, 3, 1.5)):
+        event = RepeatedEvent(FixedSizeEvent(size, of, GaussianEvent(noise)), steps)
+        exact = pld.epsilon(event, claim.delta, Adjacency.REPLACE_ONE)
+        shown = SampledCurve(size / of, steps, fixed_size=True).epsilon(2 / noise, claim)  # it moves by 2
+        assert 0.95 * exact < shown <= exact * (1 + 1e-6)
+
+
+def test_a_replaced_record_in_every_step_is_one_gaussian():
+    claim = Budget(1.0, 1e-5, "replace-one")
+    steps, whole = SampledCurve(1.0, 4), GaussianCurve()
+    assert steps.epsilon(0.25, claim) == pytest.approx(whole.epsilon(0.5, claim), rel=1e-6)
+    assert 2 * steps.claimed(claim) == pytest.approx(whole.claimed(claim), rel=1e-4)
+
+
+def test_steps_on_samples_of_a_fixed_size_are_covered():
+    """Simulated: four steps of one record of two, flagged where the likelihood ratio is above 1."""
+    curve, claim, confidence = SampledCurve(0.5, 4, fixed_size=True), Budget(8.0, 1e-3, "replace-one"), 0.9
+    rng, mu, trials = RNG(9), 1.4, 2000
+    hit, false = statistics.gaussian_rates(mu, mu / 2, 0.5)
+    counts = rng.binomial(trials, hit, 4000), rng.binomial(trials, false, 4000)
+    assert np.mean(curve.strengths(*counts, trials, claim, confidence) > mu) <= 1 - confidence
 
 
 def test_one_run_never_exceeds_what_independent_canaries_do():

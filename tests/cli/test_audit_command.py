@@ -95,7 +95,7 @@ def test_an_interrupted_audit_shows_what_it_reached(capsys, monkeypatch):
     assert cli.main(["audit", "--all"]) == 130
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 2
-    assert err == "farthing: interrupted: this is what was reached\n"
+    assert err == "farthing: interrupted: these are the results so far\n"
 
 
 def test_unsound_targets_are_never_a_way_to_train(capsys):

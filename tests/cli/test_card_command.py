@@ -22,7 +22,7 @@ def fit(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         *("--checked-by", "Ann, 2026-11-16"),
     )
     assert done.code == 0
-    assert "nobody is named" not in done.err
+    assert "names nobody" not in done.err
     return tmp_path / "fit"
 
 
@@ -43,6 +43,7 @@ def test_a_card_has_hugging_faces_fields_and_the_reports_facts(run: Any, fit: Pa
         told["date"],
         "| accuracy | ",
         "`fit/train.ledger`",
+        f"A {told['choice'].split(':')[0]} model,",
     ):
         assert fact in body
 
@@ -92,7 +93,10 @@ def test_a_training_is_logged_to_mlflow(run: Any, fit: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "mlflow", fake)
     Path("people.csv").rename(fit / "people.csv")
     done = run("card", "fit", "--mlflow", "--out", "card.md")
-    assert (done.code, done.err) == (0, "farthing: logged to MLflow as run 7\n")
+    assert (done.code, done.err) == (
+        0,
+        "farthing: logged to MLflow as run 7\nfarthing: the model card is written to card.md\n",
+    )
     assert (seen["epsilon"], seen["delta"], seen["privacy.checked_by"]) == (1.0, 1e-5, "Ann, 2026-11-16")
     expected = ["model.npz", "privacy.json", "report.html", "train.ledger", "train.ledger.head"]
     assert seen["files"] == expected  # and not the table that lies beside them

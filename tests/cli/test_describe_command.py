@@ -35,8 +35,8 @@ def test_every_column_is_described_within_its_errors(run: Any) -> None:
         assert (off < 3 * np.array(column["quantile_errors"])).all()
     assert [column["mean"] for column in others] == [None] * 3
     printed = run("describe", "a.csv", "--epsilon", "2", "--delta", "1e-6")
-    assert "bounds that were bought" in printed.out
-    assert "too few to tell more" in printed.out
+    assert "by private bounds" in printed.out
+    assert "too few for a mean" in printed.out
 
 
 def test_declared_columns_and_a_shared_ledger(run: Any) -> None:
@@ -61,7 +61,7 @@ def test_declared_columns_and_a_shared_ledger(run: Any) -> None:
         (("--epsilon", "1", "--drop", "agee"), "did you mean 'age'?"),
         (("--epsilon", "1", "--bounds", "age=9:0"), "--bounds must be NAME=LOW:HIGH"),
         (("--epsilon", "1", "--bounds", "age=private", "--values", "age=1"), "twice"),
-        (("--epsilon", "1", "--schema", "none.json"), "--schema must be a JSON file"),
+        (("--epsilon", "1", "--schema", "none.json"), "--schema 'none.json' cannot be read"),
         (("--epsilon", "1", "--ledger", "a.csv"), "a.csv"),
     ],
 )
@@ -104,3 +104,12 @@ def test_bounds_may_be_private_in_a_schema(run: Any) -> None:
     assert run("train", "a.csv", *spend, "--out", "fit").code == 0
     simulated = run("simulate", "a.csv", *spend, "--clients", "10")
     assert (simulated.code, "only train and describe buy bounds" in simulated.err) == (2, True)
+
+
+@pytest.mark.filterwarnings("default:the noise hides")  # as for everybody who is no test
+def test_bounds_that_the_noise_hides_are_told_in_one_sentence(run: Any) -> None:
+    spend = ("--epsilon", "1e-4", "--delta", "1e-6", "--target", "rich", "--values", "rich=no,yes")
+    trained = run("train", "a.csv", *spend, "--bounds", "age=private", "--out", "hidden")
+    assert trained.code == 0
+    assert trained.err.count("farthing: the noise hides the values of the columns") == 1  # not at a rehearsal
+    assert "UserWarning" not in trained.err

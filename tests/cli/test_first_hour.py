@@ -41,11 +41,11 @@ def test_a_sample_and_options_from_a_file(run: Any) -> None:
     ("text", "said"),
     [
         ("epsilom = 1", "no option 'epsilom' (did you mean 'epsilon'?)"),
-        ("epsilon = ", "must be TOML"),
+        ("epsilon = ", "is not a TOML file"),
         ("[epsilon]\na = 1", "'epsilon' must be a value or a list"),
         ('epsilon = "much"', "must be a number, got 'much'"),
         ("epsilon = [1, 2]", "must be a number, got [1, 2]"),
-        (None, "--config must be a readable file"),
+        (None, "--config 'run.toml' cannot be read"),
     ],
 )
 def test_a_wrong_file_of_options_is_one_sentence(run: Any, text: str | None, said: str) -> None:
@@ -105,7 +105,7 @@ def test_a_missing_table_is_told_before_anything_heavy_is_imported() -> None:
     Path("peoples.csv").touch()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "there is no such file (did you mean 'peoples.csv'?)" in done.stderr
+    assert "there is no file 'people.csv' (did you mean 'peoples.csv'?)" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -273,7 +273,7 @@ def test_nothing_promised_is_null_and_fails(run: Any) -> None:
         "--json",
     )
     assert (done.code, done.json["epsilon"], done.json["valid"]) == (1, None, False)
-    assert "nothing is promised" in done.json["note"]
+    assert "no guarantee" in done.json["note"]
 
 
 @pytest.mark.parametrize("accountant", Accountant.of_steps())
@@ -327,7 +327,7 @@ def test_a_budget_too_small_for_one_step_exits_with_3(run: Any) -> None:
         "--json",
     )
     assert (done.code, done.out) == (3, "")
-    assert "not even 1 step" in done.err
+    assert "does not fit" in done.err
 
 
 def test_a_budget_no_noise_fits_exits_with_3(run: Any) -> None:
@@ -350,9 +350,9 @@ def test_calibrate_prices_a_menu(run):
     ("given", "says"),
     [
         (("--menu", "2,four"), "--menu must be numbers separated by commas, got '2,four'"),
-        (("--menu", "2,2"), "a menu names every event once"),
+        (("--menu", "2,2"), "the events of a menu must differ"),
         (("--menu", "0"), "--noise-multiplier must be"),
-        (("--menu", "2", "--steps", "3"), "leave --steps and --noise-multiplier out"),
+        (("--menu", "2", "--steps", "3"), "leave out --steps and --noise-multiplier"),
         (("--menu", "0.1"), "does not pay for one"),
     ],
 )
@@ -599,7 +599,7 @@ class TestLedgersThatAreNotGood:
 
     def test_only_the_head_is_left(self, run: Any, command: str, good: Path) -> None:
         good.unlink()
-        assert "gone" in self.refused(run, command, good, 1)
+        assert "is missing" in self.refused(run, command, good, 1)
 
     def test_a_missing_file(self, run: Any, command: str, tmp_path: Path) -> None:
         self.refused(run, command, tmp_path / "missing.ledger", 2)
@@ -719,7 +719,7 @@ class TestCreate:
             (("new.ledger", "--epsilon", "0", "--delta", "1e-5"), "epsilon"),
             (("new.ledger", "--epsilon", "1", "--delta", "1"), "delta"),
             (("new.ledger", "--epsilon", "1", "--delta", "1e-5", "--filter", "pld"), "pld"),
-            (("no/new.ledger", "--epsilon", "1", "--delta", "1e-5"), "existing directory"),
+            (("no/new.ledger", "--epsilon", "1", "--delta", "1e-5"), "existing folder"),
             (("new.ledger", "--epsilon", "1"), "delta"),
         ],
     )

@@ -59,7 +59,9 @@ def test_a_noisy_error_of_a_regression_is_near_the_exact_one(rows: tuple[np.ndar
     assert found["rmse_of_mean"] == pytest.approx(exact["rmse_of_mean"], rel=0.1)
     assert measuring.verdict(found) == {}
     said = measuring.verdict({"rmse": 3.0, "rmse_of_mean": 2.9, "records": 9})
-    assert "always answering the mean" in said["verdict"]
+    assert "always predicting the mean" in said["verdict"]
+    noisy = measuring.verdict({"rmse": 0.0, "rmse_of_mean": 2.9, "records": 9, "standard_error": 6.0})
+    assert "hold out more records" in noisy["verdict"]
 
 
 @pytest.mark.parametrize(

@@ -127,10 +127,10 @@ def test_a_person_with_several_rows_is_protected_whole(run: Any) -> None:
     for wrong, code, message in (
         (("--user", "age"), 2, "must not be in the schema"),
         (("--user", "nobody"), 2, "no column 'nobody'"),
-        (("--rows", "3"), 2, "give --user COLUMN"),
+        (("--rows", "3"), 2, "it needs --user COLUMN"),
         (("--user", "id", "--rows", "0"), 2, "--rows"),
         (("--user", "id", "--method", "dpagd"), 2, "accounted by GDP"),
-        (("--user", "id", "--adjacency", "replace-one"), 2, "add-remove only"),
+        (("--user", "id", "--adjacency", "replace-one"), 2, "need add-remove"),
     ):
         refused = run(*train, *wrong)
         assert (refused.code, message in refused.err) == (code, True), refused.err
@@ -149,9 +149,9 @@ def test_held_out_records_are_measured_with_noise(run: Any) -> None:
     assert "verdict" not in held
     assert run(*TRAIN, "--holdout", "0.3").err.count("standard error") == 1
     for wrong, message in (
-        (("--holdout", "1"), "--holdout must be a share"),
+        (("--holdout", "1"), "--holdout must be at least 0 and below 1"),
         (("--holdout", "0.2", "--test", "a.csv"), "either --test or --holdout"),
-        (("--holdout", "0.2", "--adjacency", "replace-one"), "changes sides"),
+        (("--holdout", "0.2", "--adjacency", "replace-one"), "--holdout needs --adjacency add-remove"),
     ):
         refused = run(*TRAIN, *wrong)
         assert (refused.code, message in refused.err) == (2, True), refused.err
@@ -182,7 +182,7 @@ def test_a_model_no_better_than_guessing_is_said_to_be(run: Any) -> None:
         row[-1] = ["no", "yes"][int(rng.uniform() < 0.1)]  # whatever the features say
     Path("a.csv").write_text(text(table))
     done = run(*TRAIN, "--holdout", "0.5")
-    assert (done.code, "not clearly better than always answering the commonest label" in done.err) == (
+    assert (done.code, "not clearly better than always predicting the most frequent label" in done.err) == (
         0,
         True,
     )

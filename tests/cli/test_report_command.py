@@ -207,13 +207,13 @@ def test_float_noise_is_told(run: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("none.ledger",), "there is no file 'none.ledger'"),
-        (("words.txt",), "'words.txt' is not one"),
+        (("none.ledger",), "there is no ledger 'none.ledger'"),
+        (("words.txt",), "'words.txt' is not a ledger"),
         (("a.ledger", "--out", "words.txt"), "exists already"),
         (("a.ledger", "--out", "a.ledger", "--force"), "--out must be new"),
         (("a.ledger", "--out", "a.ledger.head", "--force"), "--out must be new"),
         (("a.ledger", "--out", "nowhere/at/all.html"), "--out must be writable"),
-        (("a.ledger", "--privacy", "none.json"), "--privacy must be a readable file"),
+        (("a.ledger", "--privacy", "none.json"), "--privacy 'none.json' cannot be read"),
         (("a.ledger", "--privacy", "words.txt"), "--privacy must be the JSON object"),
         (("a.ledger", "--simulated", "list.json"), "--simulated must be the JSON object"),
         (("a.ledger", "--audit", "list.json"), "--audit must be the JSON object"),
@@ -267,4 +267,4 @@ def test_a_simulation_and_an_audit_of_ones_own(run: Any) -> None:
     assert done.code == 0, done.err
     assert "30 clients" in _said()
     assert "Not run on this method" in _said()  # the noise by itself was attacked
-    assert "say nothing of this one: gaussian" in _said()
+    assert "say nothing about this one: gaussian" in _said()

@@ -118,7 +118,7 @@ def ended(process: "subprocess.Popen[str]") -> dict[str, Any]:
     """What the process told on its one line of output, once it ended as it should."""
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 130, err
-    assert err == "farthing: interrupted: the model is that of the last step\n"
+    assert err == "farthing: interrupted: the model of the last step is written\n"
     told: dict[str, Any] = json.loads(out)
     assert told == json.loads(Path("fit/privacy.json").read_text())
     assert told["partial"] is True

@@ -127,17 +127,20 @@ def test_the_sampler_is_the_one_that_ran(full, planned):
     assert "Several ways" in words
     assert "the draw may be seen" in words
     part = Charge(ApproximateEvent(1.0, 1e-6))
-    assert "Not told" in said(replace(full, charges=(part,)), ORDER[6])
+    assert "Not recorded" in said(replace(full, charges=(part,)), ORDER[6])
     assert "by lottery" in said(replace(full, sampler="by lottery"), ORDER[6])
 
 
 @pytest.mark.parametrize(
     ("sampler", "text"),
     [
-        (ft.Cyclic(0.1, 4), "in 3 of 12 answers at most. Each record by itself with probability 0.4"),
-        (ft.TruncatedCyclic(0.1, 4, 60, 400), "in 3 of 12 answers at most. Each record by itself with proba"),
+        (ft.Cyclic(0.1, 4), "in 3 of 12 answers at most. Each record independently with probability 0.4"),
+        (
+            ft.TruncatedCyclic(0.1, 4, 60, 400),
+            "in 3 of 12 answers at most. Each record independently with proba",
+        ),
         (ft.Arrivals(), "Each record in 1 of 12 answers, as it arrived"),
-        (ft.Balanced(3, 4), "Each record once a pass, in one of 3 turns"),
+        (ft.Balanced(3, 4), "Each record once in every pass, in one of 3 turns"),
     ],
 )
 def test_draws_in_turns_are_told_as_such(sampler, text):
@@ -200,7 +203,7 @@ def test_what_was_taken_as_public_is_listed_with_its_hashes(full):
     for fact in (
         "2 values: x, y; others are one more value",
         "2 values: &lt;=50K, &gt;50K",
-        "at most 3 are kept",
+        "at most 3 are used",
     ):
         assert fact in text
     for fact in (
@@ -237,7 +240,7 @@ def test_other_releases_and_tuning(full):
 def test_the_strongest_attack_is_told_rounded_down(full):
     words = said(full, ORDER[10])
     assert "at least 3.21 where 8 is claimed" in words
-    assert "no proof" in words
+    assert "not a proof" in words
     assert "The power of these attacks is not known" in words
     audit = [(name, replace(verdict, caught=9.87654)) for name, verdict in full.audit]
     assert "had ε really been 9.877 or more" in said(replace(full, audit=tuple(audit)), ORDER[10])
@@ -258,7 +261,7 @@ def test_only_attacks_on_this_method_speak_of_it(full):
     other = replace(full, method="dpagd", audit=(("descent", fine), ("adadp-as-published", broken)))
     assert other.guaranteed
     assert item(other, ORDER[10]).value == "Not run on this method"
-    assert "say nothing of this one: descent, adadp-as-published" in said(other, ORDER[10])
+    assert "say nothing about this one: descent, adadp-as-published" in said(other, ORDER[10])
     for method, name in (
         ("auto", "descent"),
         ("auto", "least-squares"),
@@ -297,7 +300,7 @@ def test_a_banner_has_the_colour_of_its_epsilon(full, epsilon, tone, factor):
 def test_a_banner_has_the_colour_of_its_delta(full, delta, tone, word):
     first = page(replace(full, guarantee=replace(full.guarantee, delta=delta))).split('class="banner ')[1]
     assert first.startswith(f'{tone}"')
-    assert f"That is {word}. From 1 on" in first.split("</section>")[0]
+    assert f"That is {word}. At 1 or more" in first.split("</section>")[0]
 
 
 def test_a_ledger_in_memory_is_not_said_to_be_on_disk(full, tmp_path):

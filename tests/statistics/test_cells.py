@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import sparse
 
 import farthing as ft
 from farthing.budget import Adjacency
@@ -128,6 +129,7 @@ def test_a_mean_that_drowns_is_the_middle_and_says_so() -> None:
     assert (found.value, found.error) == (5.0, 5.0) or found.error > 2
 
 
+@pytest.mark.filterwarnings("ignore:the noise hides")
 def test_the_smaller_noise_is_taken_by_public_numbers() -> None:
     assert ft.count([1], epsilon=1.0, delta=1e-6).privacy.accountant == "basic"
     assert ft.bounds(np.ones((50, 60)), epsilon=1.0, delta=1e-6)[0].shape == (60,)
@@ -164,6 +166,24 @@ def test_the_smaller_noise_is_taken_by_public_numbers() -> None:
 def test_nonsense_is_refused(wrong: object) -> None:
     with pytest.raises(ft.InvalidValue):
         wrong()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("bounds", [(0, 5e-324), (0, 1e-300), (-1e308, 1e308), (1, 1), (0, math.nan)])
+def test_bounds_between_which_a_share_is_no_number_are_refused(bounds: tuple[float, float]) -> None:
+    numbers = [1.0, 0.0, 1.0]
+    for statistic in (ft.mean, partial(ft.quantiles, q=0.5)):
+        with pytest.raises(ft.InvalidValue, match=r"bounds|high"):
+            statistic(numbers, bounds=bounds, epsilon=1.0)
+    with pytest.raises(ft.InvalidValue, match=r"target_bounds|high"):
+        ft.LinearRegression(1.0, 1e-5, target_bounds=bounds).fit(np.ones((3, 1)), numbers)
+    if not math.isnan(bounds[1]):  # which is bought
+        with pytest.raises(ft.InvalidValue, match="bounds must be finite"):
+            ft.LogisticRegression(1.0, 1e-5, bounds=bounds).fit(np.ones((3, 1)), numbers)
+
+
+def test_bounds_of_a_sparse_table_are_declared() -> None:
+    with pytest.raises(ft.InvalidValue, match="sparse table must be declared"):
+        ft.bounds(sparse.csr_array(np.eye(3)), epsilon=1.0)
 
 
 def test_nothing_is_charged_for_nonsense() -> None:

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import farthing as ft
+from farthing.noise.lattice import SeededStream
 from farthing.queries.bounds import ClipNorm
 from farthing.queries.query import Rows
-from farthing.statistics.describing import ColumnSums, describe
+from farthing.statistics.describing import ColumnSums, Summary, describe
 from farthing.statistics.spending import Allowance
 
 number = st.floats(allow_nan=True, allow_infinity=True)
@@ -41,3 +42,16 @@ def test_all_answers_together_fit_the_part(delta: float) -> None:
     assert [one.bought for one in found[:3]] == [True, False, True]  # type: ignore[union-attr]
     with pytest.raises(ft.InvalidValue, match="no column"):
         describe(numbers, [], codes, [], Allowance(ft.Ledger(ft.Budget(1.0, delta))))
+
+
+def test_of_a_column_without_bounds_nothing_is_told_but_its_size() -> None:
+    """A mean between bounds that were not found would look exact, and be one of other numbers."""
+    signs = np.where(np.arange(1000) % 2, -1.0, 1.0)
+    numbers = np.column_stack([signs * np.geomspace(1e-6, 1e11, 1000), np.linspace(0, 1, 1000)])
+    spend = Allowance(ft.Ledger(ft.Budget(0.5, 1e-6), stream=SeededStream(0)))
+    thin, plain = describe(numbers, [("thin", None), ("plain", (0.0, 1.0))], None, [], spend)
+    assert isinstance(thin, Summary)
+    assert isinstance(plain, Summary)
+    assert (thin.mean, thin.quantiles, thin.bought) == (None, (), True)
+    assert thin.count > 700
+    assert plain.mean is not None

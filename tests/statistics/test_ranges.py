@@ -44,6 +44,7 @@ def test_shares_are_cells_or_none(value: float) -> None:
     ],
     ids=["ages", "years", "negative", "small", "indicator", "zeros", "missing", "outliers"],
 )
+@pytest.mark.filterwarnings("ignore:the noise hides")  # a column of which everything is missing
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
 def test_bounds_fit_whatever_the_unit(make, low, high, delta) -> None:  # type: ignore[no-untyped-def]
     values = make(np.random.default_rng(0))
@@ -51,6 +52,17 @@ def test_bounds_fit_whatever_the_unit(make, low, high, delta) -> None:  # type: 
     found_low, found_high = ft.bounds(values, ledger=ledger)
     assert low[0] <= found_low <= low[1]
     assert high[0] <= found_high <= high[1]
+
+
+def test_a_column_that_the_noise_hides_is_told_and_one_of_zeros_is_known() -> None:
+    table = np.column_stack([np.full(20_000, 7.0), np.full(20_000, np.nan), np.zeros(20_000)])
+    ledger = ft.Ledger(ft.Budget(1.0, 1e-6), stream=SeededStream(3))
+    with pytest.warns(UserWarning, match=r"positions \(from 0\) 1\."):
+        low, high = ft.bounds(table, ledger=ledger)
+    assert (low[1], high[1]) == (0, 1)
+    model = ft.LogisticRegression(1.0, 1e-6, bounds=(np.array([0, np.nan]), np.array([9, np.nan])))
+    with pytest.warns(UserWarning, match=r"positions \(from 0\) 1\."):
+        model.fit(table[:, :2], np.zeros(20_000))
 
 
 def test_many_columns_are_bought_at_once_within_the_budget() -> None:

@@ -40,7 +40,8 @@ ATTACKED_AS = {
     "boosted": _SHAPES,
     "sgd-ma": ("dpsgd",),
     "sgd-adv": ("sgd-adv", "sgd-adv-clients"),
-    "sgd1": ("sgd1", "sgd1-drawn"),
+    "sgd1": ("sgd1", "sgd1-drawn", "sgd1-seen"),
+    "addp": ("addp", "addp-poisson", "addp-seen"),
 }
 # names of train and simulate that no attack is for, and why
 NOT_ATTACKED = {
@@ -173,7 +174,7 @@ def _short(value: float) -> str:
 
 
 def section(verdicts: Iterable[tuple[str, Verdict]], title: str = "Audit") -> str:
-    """Return an HTML section for a report, one row a verdict. All text is escaped.
+    """Return an HTML section for a report, with one row per verdict. All text is escaped.
 
     Parameters
     ----------

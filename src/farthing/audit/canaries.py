@@ -327,8 +327,9 @@ def one_run(
     order = np.argsort(values, kind="stable")
     right = int(truth[order[m - side :]].sum() + (~truth[order[:side]]).sum())
     match curve:
-        case SampledCurve(rate, steps):
-            least = sampled_epsilon(m, 2 * side, right, rate, steps, claim.delta, confidence, claim.adjacency)
+        case SampledCurve(rate, steps, fixed_size):
+            neighbours = Adjacency.ADD_REMOVE if fixed_size else claim.adjacency
+            least = sampled_epsilon(m, 2 * side, right, rate, steps, claim.delta, confidence, neighbours)
         case GaussianCurve():
             mu = gaussian_mu(m, 2 * side, right, confidence)
             least = gaussian.epsilon(mu, claim.delta)

@@ -97,7 +97,10 @@ def checked_once(run: Callable[[Ledger], Iterator[Step]]) -> Callable[[Ledger], 
 
 
 def _trained(
-    noise: float, made: Callable[[nn.Module], AdaDP | None], records: tuple[Examples, Examples] | None = None
+    noise: float,
+    made: Callable[[nn.Module], AdaDP | None],
+    records: tuple[Examples, Examples] | None = None,
+    stepwise: bool = False,
 ) -> TrainedTarget:
     """Return batches of `train` with an optimizer for the model, and the matching clipping rule."""
 
@@ -118,7 +121,7 @@ def _trained(
         )
         return _steps(model, batches)
 
-    return TrainedTarget(checked_once(run), records or pair(), _CLAIM, runs=400)
+    return TrainedTarget(checked_once(run), records or pair(), _CLAIM, runs=600, stepwise=stepwise)
 
 
 def _agd(ledger: Ledger) -> Iterator[Step]:
@@ -133,7 +136,7 @@ def targets() -> dict[str, TrainedTarget]:
         lambda noise: RepeatedEvent(PoissonEvent(_RATE, GaussianEvent(noise)), _STEPS), _CLAIM
     )
     return {
-        "torch-dpsgd": _trained(noise, lambda model: None),
+        "torch-dpsgd": _trained(noise, lambda model: None, stepwise=True),
         "torch-adadp": _trained(noise, lambda model: AdaDP(model, clip_norm=_CLIP, period=1, memory=0.5)),
         "torch-adadp-box": _trained(
             noise,
@@ -142,7 +145,7 @@ def targets() -> dict[str, TrainedTarget]:
             ),
             corner_pair(),  # a box pays for its corner
         ),
-        "torch-adal": _trained(noise, lambda model: AdaL(model, clip_norm=_CLIP)),
+        "torch-adal": _trained(noise, lambda model: AdaL(model, clip_norm=_CLIP), stepwise=True),
         "torch-adan": _trained(noise, lambda model: AdaN(model, clip_norm=_CLIP)),
         "torch-dpopt": _trained(noise, lambda model: DpOpt(model, clip_norm=_CLIP, period=1, memory=0.5)),
         "torch-dpagd": TrainedTarget(checked_once(_agd), pair(), _CLAIM, ZcdpFilter, runs=800),

@@ -59,7 +59,7 @@ from farthing.federated.methods.networks import fedavg, fedsgd
 from farthing.federated.methods.sgd1 import sgd1
 from farthing.federated.methods.sgd2 import sgd2
 from farthing.federated.protocol import Accountant
-from farthing.federated.terms import Exactly
+from farthing.federated.terms import Exactly, Invitation, least_noise
 from farthing.linear.additive.method import additive
 from farthing.linear.losses import (
     Huber,
@@ -127,7 +127,7 @@ def _classifier(width: int = 2, intercept: bool = True) -> Problem:
 def _numbers(loss: Loss, claim: Budget) -> TrainedTarget:
     """Return the solver of losses of numbers as a target."""
     problem = Problem(loss, 8, 2)
-    return TrainedTarget(lambda ledger: generalised(ledger, problem), linear_pair(), claim, runs=240)
+    return TrainedTarget(lambda ledger: generalised(ledger, problem), linear_pair(), claim, runs=480)
 
 
 Attacked = Target | MenuGame | TuningGame | PersonalTarget | BandedTarget | TruncatedTarget | ReleasedTarget
@@ -150,10 +150,11 @@ def targets() -> dict[str, Attacked]:
     ones = Rows(np.zeros((3, 2))), Rows(np.vstack([np.zeros((3, 2)), [[3.0, 4.0]]]))
     signs = Rows(-np.ones((2, 1))), Rows(np.array([[-1.0], [1.0]]))
     one = Features(2, intercept=0.0)
+    drawn_noise = least_noise(Invitation(0.25, Exactly(1), rounds=4), replace(swapped, delta=1e-3), 2)
     return {
         "descent": TrainedTarget(lambda ledger: descent(ledger, fit), outvoted_pair(), claim, runs=400),
         "svm": TrainedTarget(
-            lambda ledger: descent(ledger, Problem(huber_hinge, 8, 2)), outvoted_pair(), claim, runs=300
+            lambda ledger: descent(ledger, Problem(huber_hinge, 8, 2)), outvoted_pair(), claim, runs=500
         ),
         "additive": TrainedTarget(
             lambda ledger: _weights(additive(ledger, boosted, trees=4)), binned_pair(), claim, runs=300
@@ -162,7 +163,7 @@ def targets() -> dict[str, Attacked]:
             lambda ledger: _weights(additive(ledger, numbers, trees=4)), binned_pair(), claim, runs=300
         ),
         "dpagd": TrainedTarget(
-            lambda ledger: dpagd(ledger, fit, splits=8), pulled_pair(0.0), claim, ZcdpFilter, runs=500
+            lambda ledger: dpagd(ledger, fit, splits=8), pulled_pair(0.0), claim, ZcdpFilter, runs=1000
         ),
         "dpsgd": TrainedTarget(
             # without an intercept, which all records move, and in steps that leave every gradient clipped
@@ -172,6 +173,7 @@ def targets() -> dict[str, Attacked]:
             pair,
             claim,
             runs=600,
+            stepwise=True,
         ),
         "dpsgd-step": SteppedTarget(1.386, 0.1, 100),
         "sgd-adv": TrainedTarget(
@@ -180,6 +182,7 @@ def targets() -> dict[str, Attacked]:
             pair,
             claim,
             runs=6000,
+            stepwise=True,
             model=False,
         ),
         "adadp": SoundFormTarget(transcripts.SoundAdaDP()),
@@ -189,7 +192,7 @@ def targets() -> dict[str, Attacked]:
             outvoted_pair(),
             claim,
             BasicFilter,
-            runs=300,
+            runs=800,
         ),
         "pure": TrainedTarget(
             # of one feature: noise is paid for in L1, and a row along one of two is shorter than its bound
@@ -210,7 +213,7 @@ def targets() -> dict[str, Attacked]:
             3500,
             threshold=1.3,
         ),
-        "output": TrainedTarget(lambda ledger: output(ledger, pulled), pulled_pair(0.0), claim, runs=400),
+        "output": TrainedTarget(lambda ledger: output(ledger, pulled), pulled_pair(0.0), claim, runs=1000),
         "privgene": TrainedTarget(
             # of two candidates the record prefers one by all that a record may, in every round
             lambda ledger: privgene(ledger, slope, candidates=2, parents=1, rounds=32, spread=0.25),
@@ -230,14 +233,14 @@ def targets() -> dict[str, Attacked]:
             model=False,
             threshold=0.0,  # there are two outcomes: nothing to choose
         ),
-        "least-squares": TrainedTarget(lambda ledger: least_squares(ledger, line), pair, claim, runs=300),
+        "least-squares": TrainedTarget(lambda ledger: least_squares(ledger, line), pair, claim, runs=500),
         "quantile": _numbers(Pinball(), claim),
         "huber": _numbers(Huber(), claim),
         "poisson": _numbers(LogLinear(), claim),
-        "adassp": TrainedTarget(lambda ledger: adassp(ledger, line), pair, claim, runs=1200),
+        "adassp": TrainedTarget(lambda ledger: adassp(ledger, line), pair, claim, runs=2000),
         "sufficient": TrainedTarget(lambda ledger: sufficient(ledger, line), pair, claim, runs=500),
         "gradient": TrainedTarget(
-            lambda ledger: noisy_gradient(ledger, line), pulled_pair(-1.0), claim, runs=450
+            lambda ledger: noisy_gradient(ledger, line), pulled_pair(-1.0), claim, runs=900
         ),
         "functional": TrainedTarget(
             lambda ledger: functional(ledger, through),
@@ -248,7 +251,7 @@ def targets() -> dict[str, Attacked]:
             4000,
             model=False,
         ),
-        "pca": TrainedTarget(lambda ledger: dppca(ledger, one), pair, claim),
+        "pca": TrainedTarget(lambda ledger: dppca(ledger, one), pair, claim, runs=600),
         "addp": FederatedTarget(
             lambda clients: addp(
                 clients,
@@ -262,7 +265,8 @@ def targets() -> dict[str, Attacked]:
             ),
             opposite_pair(),
             swapped,
-            runs=600,
+            runs=800,
+            stepwise=True,
         ),
         "addp-poisson": FederatedTarget(
             lambda clients: addp(
@@ -270,6 +274,7 @@ def targets() -> dict[str, Attacked]:
                 alone,
                 clip_norm=0.25,
                 draw=Poisson(0.8),
+                lr=0.001,
                 rounds=8,
                 calibration=Accountant.TIGHT,
                 accountant=Accountant.TIGHT,
@@ -277,12 +282,14 @@ def targets() -> dict[str, Attacked]:
             pair,
             server,
             runs=600,
+            stepwise=True,
         ),
         "sgd-maj": FederatedTarget(
             lambda clients: sgd_maj(clients, alone, clip_norm=0.25, draw=Everyone(), rounds=2, lr=0.001),
             pair,
             server,
             runs=400,
+            stepwise=True,
         ),
         "sgd-adv-clients": FederatedTarget(
             lambda clients: sgd_adv_clients(
@@ -297,6 +304,7 @@ def targets() -> dict[str, Attacked]:
             pair,
             server,
             runs=400,
+            stepwise=True,
         ),
         "fedavg": FederatedTarget(
             lambda clients: fedavg(
@@ -305,6 +313,7 @@ def targets() -> dict[str, Attacked]:
             pair,
             server,
             runs=400,
+            stepwise=True,
         ),
         "addp-seen": ObservedDrawsTarget(2.0, 4, 8),
         "sgd1": FederatedTarget(
@@ -316,21 +325,29 @@ def targets() -> dict[str, Attacked]:
             runs=500,
         ),
         "sgd1-drawn": FederatedTarget(
+            # one of two records in each of four rounds; the noise is looked for once, not in every run
             lambda clients: sgd1(
-                clients, Problem(logistic, 2, 2, intercept=False), lipschitz=0.25, lr=_short, exact=True
+                clients,
+                Problem(logistic, 2, 2, intercept=False),
+                lipschitz=0.25,
+                lr=_short,
+                noise_multiplier=drawn_noise,
             ),
             opposite_pair(2),
             replace(swapped, delta=1e-3),
-            runs=500,
+            runs=1600,
+            stepwise=True,
         ),
+        "sgd1-seen": ObservedDrawsTarget(3.0, 3, 9),
         "sgd2": FederatedTarget(
             lambda clients: sgd2(clients, alone, rounds=10, lipschitz=0.25, lr=_short),
             pair,
             server,
             runs=400,
+            stepwise=True,
         ),
         "federated-descent": FederatedTarget(
-            lambda clients: federated_descent(clients, fit), outvoted_pair(), server, runs=200, size=8
+            lambda clients: federated_descent(clients, fit), outvoted_pair(), server, runs=350, size=8
         ),
         "gaussian": AskedTarget(
             Query(Everyone(), rows, ClipNorm(1.0), Gaussian(1.0)),
@@ -354,17 +371,17 @@ def targets() -> dict[str, Attacked]:
             threshold=0.95,
         ),
         "noisy-max": AskedTarget(
-            Query(Everyone(), rows, ClipValue(-1.0, 0.0), NoisyMax(1.0)),
+            Query(Everyone(), rows, ClipValue(-1.0, 0.0), NoisyMax(0.5)),
             ties,
-            Budget(1.0, 0.0),
-            runs=10_000,
+            pure,
+            runs=8000,
             threshold=0.0,  # one candidate is chosen more often with the record, all others less
         ),
         "noisy-max-laplace": AskedTarget(
-            Query(Everyone(), rows, ClipValue(-1.0, 0.0), NoisyMax(1.0, "laplace")),
+            Query(Everyone(), rows, ClipValue(-1.0, 0.0), NoisyMax(0.5, "laplace")),
             ties,
-            Budget(1.0, 0.0),
-            runs=10_000,
+            pure,
+            runs=8000,
             threshold=0.0,
         ),
         **released.targets(),

@@ -49,16 +49,16 @@ _LABELS = torch.arange(20) % 2
 
 def leaves() -> list[str]:
     """Check that an untrained leaf is refused, and that one appearing after the check keeps no gradient."""
-    heat, shown = torch.ones((), requires_grad=True), list[bool]()
+    heat, shown = torch.ones((), requires_grad=True), torch.tensor(False)
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        found: Tensor = _LOSS(outputs * heat if shown else outputs, targets)
+        found: Tensor = _LOSS(outputs * heat if bool(shown) else outputs, targets)
         return found
 
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     gradient, rows = Gradient(model, loss), _ROWS.clone().requires_grad_()
     gradient.check(_ROWS, _LABELS)
-    shown.append(True)
+    shown.fill_(True)  # a tensor, in which the check does not look for switches
     gradient.bounded_sum(_examples(rows).take(slice(None)), None, ClipNorm(1.0))
     held = [name for name, leaf in (("loss", heat), ("inputs", rows)) if leaf.grad is not None]
     told = [f"a leaf of the {name} keeps the exact gradient of a batch" for name in held]
@@ -70,12 +70,12 @@ class _Keeps(nn.Module):
 
     def __init__(self, keeps: bool) -> None:
         super().__init__()
-        self.fc, self.keeps, self.mean = nn.Linear(4, 2), [keeps], torch.zeros(4)
+        self.fc, self.keeps, self.mean = nn.Linear(4, 2), torch.tensor(keeps), torch.zeros(4)
         self.last: Tensor | None = None
         self.rows: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Any:
-        if self.keeps[0]:
+        if bool(self.keeps):
             self.last = x.detach()
             self.rows.append(self.last)
             self.mean.add_(self.last.mean(0))
@@ -88,7 +88,7 @@ def attributes() -> list[str]:
     model = _Keeps(False)
     gradient = Gradient(model, _LOSS)
     gradient.check(_ROWS, _LABELS)
-    model.keeps[0] = True  # in a list, where the check does not look for switches
+    model.keeps.fill_(True)  # a tensor, in which the check does not look for switches
     gradient.bounded_sum(_examples(_ROWS).take(slice(None)), None, ClipNorm(1.0))
     if model.rows or model.last is not None or model.mean.any():
         told.append("a module keeps examples after a sum")

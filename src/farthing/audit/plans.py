@@ -60,7 +60,7 @@ class BandedTarget:
     noise_multiplier: float = 1.0
     exponent: float = 0.7
     delta: float = 0.01
-    runs: int = 40_000
+    runs: int = 160_000
 
     def verdicts(
         self, scale: float, confidence: float, stream: Stream, tick: Callable[[], None]
@@ -228,7 +228,7 @@ class TruncatedTarget:
     noise_multiplier: float = 2.0
     steps: int = 3
     delta: float = 0.05
-    runs: int = 24_000
+    runs: int = 60_000
 
     def verdicts(
         self, scale: float, confidence: float, stream: Stream, tick: Callable[[], None]
@@ -237,7 +237,7 @@ class TruncatedTarget:
         heard = [self.played(present, runs, stream) for present in (False, True)]
         tick()
         named = [("canary among records that it pushes out, likelihood ratio", test_statistics.value)]
-        return [judge(heard[0], heard[1], claim, named, confidence)]
+        return [judge(heard[0], heard[1], claim, named, confidence, threshold=0.65 * claim.epsilon)]
 
     def sampler(self) -> TruncatedPoisson:
         """Return the draws that are attacked."""
@@ -280,6 +280,7 @@ class TruncatedBandedTarget(TruncatedTarget):
     others: int = 41
     steps: int = 6
     exponent: float = 0.7
+    runs: int = 36_000
 
     def sampler(self) -> TruncatedCyclic:  # type: ignore[override]
         return TruncatedCyclic(self.sampling_rate / 2, 2, self.max_batch_size, self.others + 1)

@@ -150,7 +150,7 @@ def far_edge_pair() -> tuple[Rows, Rows]:
 def targets() -> dict[str, AskedTarget | ReleasedTarget]:
     """Return the statistics, by name."""
     gaussian = Budget(pld.epsilon(GaussianEvent(1.0), DELTA), DELTA)
-    pure, whole = Budget(1.0, 0.0), Budget(2.0, 1e-3)
+    pure, whole = Budget(2.0, 0.0), Budget(2.0, 1e-3)
     few = np.zeros(4), np.append(np.zeros(4), 1.0)
     sums, pair = Sums(2, 0.0, 1.0), [(np.zeros(len(one), np.int64), one) for one in few]
     table = [np.column_stack([one, 100 * one]) for one in few]
@@ -164,12 +164,12 @@ def targets() -> dict[str, AskedTarget | ReleasedTarget]:
             GaussianCurve(),
         ),
         "mean": AskedTarget(
-            Query(Everyone(), sums, ClipNorm(sums.norms[0], order=1), Laplace(1.0)),
+            Query(Everyone(), sums, ClipNorm(sums.norms[0], order=1), Laplace(0.5)),
             (Rows(*pair[0]), Rows(*pair[1])),
             pure,
             runs=6000,
             statistics=(test_statistics.largest, test_statistics.lowest_bit),
-            threshold=0.95,
+            threshold=1.9,
         ),
         "bounds": AskedTarget(
             Query(Everyone(), Cells(2, COARSE), ClipNorm(np.sqrt(2)), Gaussian(1.0)),
@@ -179,27 +179,27 @@ def targets() -> dict[str, AskedTarget | ReleasedTarget]:
             GaussianCurve(),
         ),
         "quantile-choice": AskedTarget(
-            Query(Everyone(), QuantileScores(0.9, 0.0, 1.0), ClipValue(-0.9, 0.9), NoisyMax(2.0)),
+            Query(Everyone(), QuantileScores(0.9, 0.0, 1.0), ClipValue(-0.9, 0.9), NoisyMax(1.0)),
             far_edge_pair(),
             pure,
             runs=8000,
             threshold=0.0,
         ),
         "quantile-tree": AskedTarget(
-            Query(Everyone(), Tree(0.0, 1.0), ClipNorm(3.0, order=1), Laplace(1.0)),
+            Query(Everyone(), Tree(0.0, 1.0), ClipNorm(3.0, order=1), Laplace(0.5)),
             (near, far),
             pure,
             runs=6000,
-            threshold=0.95,  # all three counts of its path lie beyond the record
+            threshold=1.9,  # all three counts of its path lie beyond the record
         ),
         "count-released": ReleasedTarget(
-            lambda v, ledger: count(v, ledger=ledger).value, (near, far), pure, threshold=0.95
+            lambda v, ledger: count(v, ledger=ledger).value, (near, far), pure, threshold=1.9
         ),
         "mean-released": ReleasedTarget(
-            lambda v, ledger: mean(v, (0, 1), ledger=ledger).value, (near, far), pure, threshold=0.95
+            lambda v, ledger: mean(v, (0, 1), ledger=ledger).value, (near, far), pure, threshold=1.9
         ),
         "quantiles-released": ReleasedTarget(
-            lambda v, ledger: quantiles(v, 0.9, (0, 1), ledger=ledger).value, far_edge_pair(), pure, runs=6000
+            lambda v, ledger: quantiles(v, 0.9, (0, 1), ledger=ledger).value, far_edge_pair(), pure, runs=5000
         ),
         "bounds-released": ReleasedTarget(
             # of numbers whose range is narrowed by a second answer

@@ -30,7 +30,7 @@ sees outputs of both worlds that are not counted later, and returns such a funct
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -210,54 +210,60 @@ class SampledCurve:
     Parameters
     ----------
     sampling_rate : float
-        The probability of a record to be in a step's Poisson batch.
+        The probability of a record to be in a step's batch.
     steps : int
         The number of steps of the run.
+    fixed_size : bool, default False
+        Whether every batch has the same size, so that a replaced record, where it is drawn, is the only one
+        that differs from the others. By default batches are Poisson samples.
 
     Notes
     -----
-    Nasr et al. 2023, Sections 4 and 5. Under replace-one with a rate below 1 there is another curve, and
-    `Unsupported` is raised.
+    Nasr et al. 2023, Sections 4 and 5. A step's curve is that of N(0, 1) against the mixture (1 - q) N(0, 1)
+    + q N(μ, 1): of a record more on Poisson samples, and of a replaced one on samples of a fixed size, where
+    all other records are alike (Zhu, Dong & Wang 2022, Thm. 11). A record that is replaced on Poisson samples
+    has another curve, and `Unsupported` is raised.
 
     Examples
     --------
     >>> SampledCurve(0.01, 100).assumption
-    'the run is 100 Gaussian steps, each on a Poisson sample of rate 0.01'
+    'the run is 100 equal Gaussian steps, each on a Poisson sample of rate 0.01'
     """
 
     sampling_rate: float
     steps: int
+    fixed_size: bool = False
 
     def __post_init__(self) -> None:
         validate.rate(sampling_rate=self.sampling_rate), validate.count(steps=self.steps)
 
     @property
     def assumption(self) -> str:
-        return (
-            f"the run is {self.steps} Gaussian steps, each on a Poisson sample of rate {self.sampling_rate:g}"
-        )
+        sample = "sample of a fixed size, at rate" if self.fixed_size else "Poisson sample of rate"
+        part = f", each on a {sample} {self.sampling_rate:g}" if self.sampling_rate < 1 else ""
+        return f"the run is {self.steps} equal Gaussian steps{part}"
 
     def strengths(self, tp: ArrayLike, fp: ArrayLike, trials: int, claim: Budget, confidence: float) -> Array:
         return sampled_mu(tp, fp, trials, self.sampling_rate, confidence)
 
     def epsilon(self, strength: float, claim: Budget) -> float:
-        if claim.adjacency is Adjacency.REPLACE_ONE and self.sampling_rate < 1:
+        if claim.adjacency is Adjacency.REPLACE_ONE and self.sampling_rate < 1 and not self.fixed_size:
             raise Unsupported("a record replaced on a sample has another curve: attack add-remove instead")
         if not strength > 1e-6:  # below this, thousands of steps compose to nothing
             return 0.0
         if strength == math.inf:
             return math.inf
-        step = PoissonEvent(self.sampling_rate, GaussianEvent(1 / strength))
-        return pld.epsilon(RepeatedEvent(step, self.steps), claim.delta, claim.adjacency)
+        return pld.epsilon(self._plan(1 / strength), claim.delta)
 
     def claimed(self, claim: Budget) -> float:
-        def plan(noise: float) -> Event:
-            return RepeatedEvent(PoissonEvent(self.sampling_rate, GaussianEvent(noise)), self.steps)
-
-        return 1 / calibrate.noise(plan, claim)
+        return 1 / calibrate.noise(self._plan, replace(claim, adjacency=Adjacency.ADD_REMOVE))
 
     def rates(self, strength: float, claim: Budget) -> tuple[Array, Array]:
         return _gaussian_rates(strength, self.sampling_rate)
+
+    def _plan(self, noise: float) -> Event:
+        """Return the steps of a record that comes, whose μ is 1 over ``noise``: of whatever neighbours."""
+        return RepeatedEvent(PoissonEvent(self.sampling_rate, GaussianEvent(noise)), self.steps)
 
 
 def _gaussian_rates(mu: float, rate: float) -> tuple[Array, Array]:

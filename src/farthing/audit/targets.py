@@ -39,6 +39,7 @@ Array = NDArray[np.float64]
 Tick = Callable[[], None]
 
 RATIO = "likelihood ratio of every answer"
+PER_STEP = "likelihood ratio of every answer, per step"
 MODEL = "the model that comes out"
 DELTA = 1e-5
 _AMPLE = 1e5
@@ -47,7 +48,10 @@ _GAUSSIAN = GaussianCurve()
 
 @dataclass(frozen=True, slots=True)
 class TrainedTarget:
-    """A method that trains through a ledger; ``run(ledger)`` yields its steps."""
+    """A method that trains through a ledger; ``run(ledger)`` yields its steps.
+
+    With ``stepwise`` its answers are equal Gaussian steps, each of which is a trial.
+    """
 
     run: Callable[[Ledger], Iterator[Step]]
     pair: tuple[Any, Any]
@@ -57,57 +61,39 @@ class TrainedTarget:
     runs: int = 200
     model: bool = True
     threshold: float | None = None
+    stepwise: bool = False
 
     def verdicts(self, scale: float, confidence: float, stream: Stream, tick: Tick) -> list[Verdict]:
-        runs = max(10, round(self.runs * scale))
-        rule = self.rule(self.claim)  # made once: choosing μ or ρ takes longer than a run
-        heard, models = [], []
-        for data in self.pair:
-            losses, ends = [], []
-            for _ in range(runs):
-                said = Transcript(self.pair)
-                ledger = Ledger(self.claim, filter=lambda _: rule, stream=stream)
-                attached = ledger.over(data).with_listener(said)
-                end: Any = 0.0
-                for step in self.run(attached):
-                    end = step.w
-                losses.append(said.loss)
-                ends.append(_flat(end))
-                tick()
-            heard.append(np.array(losses))
-            models.append(np.array(ends))
-        found = [_by_ratio(heard, self.claim, confidence, self.curve, self.threshold)]
-        found += [_by_model(models, self.claim, confidence)] if self.model else []
+        heard, models, ledger = _heard(self, max(10, round(self.runs * scale)), stream, tick)
+        found = [_by_runs(heard, self, confidence)]
+        if self.model:
+            found.append(_by_model(models, self.claim, confidence))
         exact = _exact(ledger)
         return [replace(verdict, exact=exact) for verdict in found]
 
 
 @dataclass(frozen=True, slots=True)
 class FederatedTarget:
-    """A federated method with one party, whose every upload the observer sees."""
+    """A federated method with one party, whose every upload the observer sees; ``stepwise`` as above."""
 
-    run: Callable[[Parties], Iterator[Step]]
+    method: Callable[[Parties], Iterator[Step]]
     pair: tuple[Table, Table]
     claim: Budget
     curve: Curve = _GAUSSIAN
     runs: int = 100
     size: int | None = None
+    stepwise: bool = False
+    rule: Callable[[Budget], Filter] = GdpFilter
+    threshold: float | None = None
 
     def verdicts(self, scale: float, confidence: float, stream: Stream, tick: Tick) -> list[Verdict]:
-        rule = GdpFilter(self.claim)
-        heard = []
-        for data in self.pair:
-            losses = []
-            for _ in range(max(10, round(self.runs * scale))):
-                said = Transcript(self.pair)
-                ledger = Ledger(self.claim, filter=lambda _: rule, stream=stream)
-                attached = ledger.over(data).with_listener(said)
-                for _ in self.run(Parties([ClientAgent(attached, self.size or len(self.pair[0]))], stream)):
-                    pass
-                losses.append(said.loss)
-                tick()
-            heard.append(np.array(losses))
-        return [replace(_by_ratio(heard, self.claim, confidence, self.curve), exact=_exact(ledger))]
+        heard, _, ledger = _heard(self, max(10, round(self.runs * scale)), stream, tick)
+        return [replace(_by_runs(heard, self, confidence), exact=_exact(ledger))]
+
+    def run(self, ledger: Ledger) -> Iterator[Step]:
+        """Train with the ledger of the party."""
+        party = ClientAgent(ledger, self.size or len(self.pair[0]))
+        return self.method(Parties([party], ledger._stream))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +117,11 @@ class AskedTarget:
             said = Transcript(self.pair)
             attached = Ledger(ample, filter=self.rule, stream=stream).over(data).with_listener(said)
             attached.reserve(self.query, runs)  # in one commit
-            losses, values = [], []
+            values = []
             for _ in range(runs):
-                said.loss = 0.0
                 values.append(_flat(attached.ask(self.query).value))
-                losses.append(said.loss)
                 tick()
-            heard.append(np.array(losses))
+            heard.append(np.array(said.losses))
             answers.append(np.array(values))
         found = [_by_ratio(heard, self.claim, confidence, self.curve, self.threshold)]
         if self.statistics:
@@ -154,7 +138,7 @@ class ObservedDrawsTarget:
     records: int
     rounds: int
     delta: float = 0.02  # at a small one, what tells is too rare for thousands of runs
-    runs: int = 6000
+    runs: int = 16_000
 
     def verdicts(self, scale: float, confidence: float, stream: Stream, tick: Tick) -> list[Verdict]:
         step, draw, bound = Gaussian(self.noise), FixedSize(1, self.records), ClipNorm(1.0)
@@ -162,18 +146,16 @@ class ObservedDrawsTarget:
         swap = Adjacency.REPLACE_ONE
         epsilon = pld.epsilon(event, self.delta, swap)
         claim = Budget(epsilon, self.delta, swap, observer=Observer.COORDINATOR)
-        heard = []
+        runs, heard = max(50, round(self.runs * scale)), []
         for canary in (-1.0, 1.0):
-            losses = np.zeros(max(50, round(self.runs * scale)))
-            for run in range(len(losses)):
-                for _ in range(self.rounds):
-                    mine = self.records - 1 in np.arange(self.records)[draw.draw(self.records, stream)]
-                    answer = step.release(np.array([canary if mine else -1.0]), bound, stream)
-                    losses[run] += 2 * float(answer[0]) / self.noise**2 if mine else 0.0
-                tick()
-            heard.append(losses)
+            draws = (draw.draw(self.records, stream) for _ in range(runs * self.rounds))
+            mine = np.array([self.records - 1 in np.asarray(drawn) for drawn in draws])
+            answers = step.release(np.where(mine, canary, -1.0), bound, stream)  # all runs in one release
+            losses = np.where(mine, 2 * np.asarray(answers) / self.noise**2, 0.0)
+            heard.append(losses.reshape(runs, self.rounds).sum(axis=1))
+            tick()
         named = [("likelihood ratio of every answer, draws seen", test_statistics.value)]
-        return [judge(heard[0], heard[1], claim, named, confidence, threshold=0.75 * epsilon)]
+        return [judge(heard[0], heard[1], claim, named, confidence, threshold=0.85 * epsilon)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,13 +269,51 @@ def _exact(ledger: Ledger) -> float | None:
     return exact if exact <= budget.epsilon * (1 + 1e-6) else None  # above: not by this accountant
 
 
-def _by_ratio(
-    heard: Sequence[Array], claim: Budget, confidence: float, curve: Curve, threshold: float | None = None
+def _heard(
+    target: TrainedTarget | FederatedTarget, runs: int, stream: Stream, tick: Tick
+) -> tuple[list[list[Transcript]], list[Array], Ledger]:
+    """Return what is heard of ``runs`` runs in each world, the models that come out, and the last ledger."""
+    rule = target.rule(target.claim)  # made once: choosing μ or ρ takes longer than a run
+    heard, models = [], []
+    for data in target.pair:
+        said, ends = [], []
+        for _ in range(runs):
+            said.append(Transcript(target.pair))
+            ledger = Ledger(target.claim, filter=lambda _: rule, stream=stream)
+            end: Any = 0.0
+            for step in target.run(ledger.over(data).with_listener(said[-1])):
+                end = step.w
+            ends.append(_flat(end))
+            tick()
+        heard.append(said)
+        models.append(np.array(ends))
+    return heard, models, ledger
+
+
+def _by_runs(
+    heard: Sequence[Sequence[Transcript]], target: TrainedTarget | FederatedTarget, confidence: float
 ) -> Verdict:
-    named = [(RATIO, test_statistics.value)]
+    """Judge by the log-likelihood ratios of whole runs, or of their steps."""
+    if target.stepwise:
+        losses = [np.array([run.losses for run in part]).ravel() for part in heard]
+        verdict = _by_ratio(losses, target.claim, confidence, heard[0][0].curve(), attack=PER_STEP)
+        return replace(verdict, trial="steps a world")
+    losses = [np.array([run.loss for run in part]) for part in heard]
+    return _by_ratio(losses, target.claim, confidence, target.curve, target.threshold)
+
+
+def _by_ratio(
+    losses: Sequence[Array],
+    claim: Budget,
+    confidence: float,
+    curve: Curve,
+    threshold: float | None = None,
+    attack: str = RATIO,
+) -> Verdict:
     if not isinstance(curve, Unknown):
         threshold = 0.0
-    return judge(heard[0], heard[1], claim, named, confidence, threshold, curve)
+    named = [(attack, test_statistics.value)]
+    return judge(losses[0], losses[1], claim, named, confidence, threshold, curve)
 
 
 def _by_model(models: Sequence[Array], claim: Budget, confidence: float) -> Verdict:

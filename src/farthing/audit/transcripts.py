@@ -2,7 +2,7 @@
 
 The strongest observer that a guarantee covers sees every answer and knows everything but one record.
 `Transcript` records a ledger's answers for such an audit (`Ledger.with_listener`): the ledger answers as any
-other does, and the log-likelihood ratios of the answers between the two data sets are summed. The sum is the
+other does, and the log-likelihood ratio of each answer between the two data sets is kept. Their sum is the
 optimal statistic for answers of known noise (Neyman & Pearson 1933); if the noise is not what it claims to
 be, it is still a statistic.
 
@@ -29,13 +29,14 @@ the coordinates of one large release here, so that noise, grid and clipping are 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
+from farthing.audit.statistics import SampledCurve
 from farthing.audit.steps import Groups
 from farthing.errors import Unsupported
 from farthing.federated.noise import ClientNoise, Share
@@ -46,25 +47,51 @@ from farthing.noise.lattice import Stream
 from farthing.queries.bounds import ClipCoordinates, ClipNorm
 from farthing.queries.mechanisms import Gaussian, Laplace, NoisyMax, SymmetricGaussian
 from farthing.queries.query import Answer, Query, Records
-from farthing.queries.samplers import Everyone, FixedSize, Poisson
+from farthing.queries.samplers import Everyone, FixedSize, Poisson, Sampler
 
 Array = NDArray[np.float64]
 
 
 @dataclass(slots=True)
 class Transcript:
-    """A listener that sums the log-likelihood ratios of all answers in ``loss`` and counts them in ``asked``.
+    """A listener that keeps the log-likelihood ratio of every answer in ``losses``.
 
     ``neighbours`` are the two data sets (without, with) between which the ratios are taken.
     """
 
     neighbours: tuple[Records, Records]
-    loss: float = 0.0
-    asked: int = 0
+    losses: list[float] = field(default_factory=list)
+    kinds: set[tuple[Sampler, float]] = field(default_factory=set)
 
     def __call__(self, query: Query, w: Any, answer: Answer) -> None:
-        self.loss += log_ratio(query, w, answer.value, *self.neighbours)
-        self.asked += 1
+        self.losses.append(log_ratio(query, w, answer.value, *self.neighbours))
+        self.kinds.add((query.sampler, getattr(query.mechanism, "noise_multiplier", math.nan)))
+
+    @property
+    def loss(self) -> float:
+        """Return the log-likelihood ratio of all answers."""
+        return sum(self.losses)
+
+    @property
+    def asked(self) -> int:
+        """Return how many answers there were."""
+        return len(self.losses)
+
+    def curve(self) -> SampledCurve:
+        """Return the curve of a run of equal steps, each of which is a trial."""
+        if len(self.kinds) != 1:
+            raise Unsupported(
+                f"steps are trials of one kind where all are equal, got {len(self.kinds)} kinds"
+            )
+        ((sampler, _),) = self.kinds
+        match sampler:
+            case Everyone():
+                return SampledCurve(1.0, self.asked)
+            case Poisson(rate):
+                return SampledCurve(rate, self.asked)
+            case FixedSize(size, of):
+                return SampledCurve(size / of, self.asked, fixed_size=True)
+        raise Unsupported(f"no curve is known for the draws of {sampler!r}")
 
 
 def log_ratio(query: Query, w: Any, value: Any, without: Any, within: Any) -> float:

@@ -22,10 +22,10 @@ class Sampling(StrEnum):
     FIXED = "fixed"
 
 
-_NOISE = "The noise multiplier: standard deviation over the clipping norm of one contribution."
-_RATE = "The sampling rate: a record's probability to be in a step's sample; 1 for everybody."
+_NOISE = "Standard deviation of the noise, divided by the clipping norm."
+_RATE = "The probability that a record is in the sample of a step; 1 for all records."
 _ACCOUNTANTS = [row.value for row in Accountant.of_steps()]
-_RECORDS = "Records in all, for fixed samples: sampling rate times records are drawn."
+_RECORDS = "The number of records, for --sampler fixed: sampling rate x records are drawn."
 
 
 def _named(text: str) -> str:
@@ -34,18 +34,21 @@ def _named(text: str) -> str:
     return text
 
 
-_ACCOUNTANT = typer.Option(parser=_named, metavar="|".join(_ACCOUNTANTS), help="How steps are added up.")
+_ACCOUNTANT = typer.Option(
+    parser=_named, metavar="|".join(_ACCOUNTANTS), help="The accountant that adds up the steps."
+)
 Rate = Annotated[float, option(number, _RATE)]
 Records = Annotated[int | None, option(whole, _RECORDS)]
 Draw = Annotated[
-    Sampling, typer.Option(help="How a sample is drawn: each record by itself, or a fixed number.")
+    Sampling,
+    typer.Option(help="poisson draws each record independently, fixed draws a fixed number of records."),
 ]
 
 
 def account(
     noise_multiplier: Annotated[float, option(number, _NOISE)],
     sampling_rate: Rate,
-    steps: Annotated[int, option(whole, "How many steps.")],
+    steps: Annotated[int, option(whole, "The number of steps.")],
     delta: Annotated[float | None, option(number, "Print epsilon at this delta.")] = None,
     epsilon: Annotated[
         float | None,
@@ -57,12 +60,15 @@ def account(
     records: Records = None,
     as_json: AsJson = False,
 ) -> int:
-    """Prints what a plan of equal steps costs.
+    """Compute the privacy cost of a plan of equal steps.
 
-    Epsilon at a delta, delta at an epsilon, or with both whether it stays within them.
+    With --delta it prints epsilon, with --epsilon it prints delta, and with both it checks the plan.
     """
     if delta is None and epsilon is None:
-        raise InvalidValue("give --delta for epsilon, --epsilon for delta, or both for a check; got neither")
+        raise InvalidValue(
+            "give --delta to compute epsilon, --epsilon to compute delta, or both to check the plan; got "
+            "neither"
+        )
     plan = _plan(noise_multiplier, sampling_rate, steps, adjacency, sampler, records)
     if delta is not None:
         validate.probability(**{"--delta": delta})
@@ -81,17 +87,18 @@ def account(
 
 
 def calibrate(
-    epsilon: Annotated[float, option(number, "The budget's epsilon.")],
-    delta: Annotated[float, option(number, "The budget's delta.")],
+    epsilon: Annotated[float, option(number, "Epsilon of the budget.")],
+    delta: Annotated[float, option(number, "Delta of the budget.")],
     sampling_rate: Rate,
-    steps: Annotated[int | None, option(whole, "Find the least noise for so many steps.")] = None,
+    steps: Annotated[int | None, option(whole, "Find the least noise for this number of steps.")] = None,
     noise_multiplier: Annotated[
         float | None, option(number, "Find the most steps for this noise multiplier.")
     ] = None,
     menu: Annotated[
         str | None,
         typer.Option(
-            metavar="NOISES", help="Price noise multipliers, with commas, among which answers choose."
+            metavar="NOISES",
+            help="Price a menu: noise multipliers, separated by commas, to choose from adaptively.",
         ),
     ] = None,
     adjacency: Relation = Adjacency.ADD_REMOVE,
@@ -99,13 +106,16 @@ def calibrate(
     records: Records = None,
     as_json: AsJson = False,
 ) -> int:
-    """Finds the least noise, or the most steps, within a budget; or prices a menu of noises."""
+    """Find the least noise or the most steps for a budget.
+
+    Give --steps to find the noise, --noise-multiplier to find the steps, or --menu to price a menu.
+    """
     from farthing.accounting import calibrate as search
 
     if menu is not None:
         if steps is not None or noise_multiplier is not None:
             raise InvalidValue(
-                "--menu finds the steps of every noise: leave --steps and --noise-multiplier out"
+                "--menu finds the steps of every noise multiplier: leave out --steps and --noise-multiplier"
             )
         plans = [_plan(noise, sampling_rate, 1, adjacency, sampler, records) for noise in _noises(menu)]
         validate.positive(**{"--epsilon": epsilon})
@@ -115,7 +125,7 @@ def calibrate(
         both = f"--steps {steps} and --noise-multiplier {noise_multiplier}"
         given = "neither" if steps is None else both
         raise InvalidValue(
-            f"give --steps (for noise), --noise-multiplier (for steps) or --menu (for prices), got {given}"
+            f"give one of --steps (to find noise), --noise-multiplier (to find steps) and --menu, got {given}"
         )
     validate.positive(**{"--epsilon": epsilon})
     validate.probability(**{"--delta": delta})
@@ -137,7 +147,7 @@ def calibrate(
     else:
         most = search.steps(plan.step, budget)
         if most == 0:
-            raise BudgetSpent(f"not even {plan} fits {budget}: add noise or draw fewer")
+            raise BudgetSpent(f"{plan} does not fit {budget}: use more noise or a smaller sampling rate")
         plan = replace(plan, steps=most)
     found = Accountant.PLD.curve(plan)
     achieved = min(found.epsilon(delta), epsilon)  # the search has certified the budget itself
@@ -182,8 +192,10 @@ def _report_menu(plans: list[EqualSteps], budget: Budget, as_json: bool) -> int:
     for entry in entries:
         steps, promise = entry["steps"], entry["promise"]
         emit(
-            f"noise multiplier {entry['noise_multiplier']:g}: {steps} steps, {steps / promise:.1%} of a "
-            f"promise's {promise}; {entry['block']} steps at once for {entry['price']} of {rule.units} units"
+            f"noise multiplier {entry['noise_multiplier']:g}: at most {steps:,} steps "
+            f"({steps / promise:.1%} of the "
+            f"{promise:,} of a promise), charged in blocks of {entry['block']:,} steps for "
+            f"{entry['price']} of {rule.units} units"
         )
     return 0
 
@@ -200,7 +212,7 @@ def _plan(
     validate.rate(**{"--sampling-rate": sampling_rate})
     validate.count(**{"--steps": steps})
     if sampler is Sampling.FIXED and records is None:
-        raise InvalidValue("--sampler fixed needs --records, the number of records drawn from")
+        raise InvalidValue("--sampler fixed needs --records, the number of all records")
     if sampler is Sampling.POISSON and records is not None:
         raise InvalidValue(f"--records is for --sampler fixed only, got {records} with --sampler poisson")
     if records is not None:
@@ -224,7 +236,7 @@ def _report(
     proven = said and found.proven(delta)
     notes = [found.note] if found.note else []
     if not said:
-        notes.append("nothing is promised: epsilon is infinite or delta is 1")
+        notes.append("no guarantee: epsilon is infinite or delta is 1")
     fields: dict[str, Any] = {
         "epsilon": epsilon if math.isfinite(epsilon) else None,
         "delta": delta,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def audit(
     method: Annotated[
         str | None,
-        typer.Argument(metavar="METHOD", help="The method to attack; a wrong name lists all names."),
+        typer.Argument(metavar="METHOD", help="The method to attack; a wrong name prints all names."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Attack every method of the library.")] = False,
     effort: Annotated[
@@ -22,12 +22,12 @@ def audit(
     ] = 1.0,
     confidence: Annotated[float, option(number, "The confidence of all verdicts jointly.")] = 0.99,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write verdicts and laws as a page of HTML as well.")
+        Path | None, typer.Option(metavar="FILE", help="Also write the verdicts as an HTML page.")
     ] = None,
     as_json: AsJson = False,
     force: Force = False,
 ) -> int:
-    """Attacks a method on neighbouring data, and compares the result with its claim.
+    """Attack a method and compare the result with its claim.
 
     The exit code is 1 if a claim is broken, 130 if it was interrupted. "Not refuted" is no proof; the power
     of an attack says what it would have caught.
@@ -56,6 +56,6 @@ def audit(
     else:
         parts = [auditing.table(found)] if found else []
         emit("\n\n".join([*parts, *([auditing.law_lines(told)] if told else [])]))
-    code = say("interrupted: this is what was reached", INTERRUPTED) if interrupted else 0
+    code = say("interrupted: these are the results so far", INTERRUPTED) if interrupted else 0
     broken = [name for name, verdict in found if verdict.broken] + [law for law in told if told[law]]
     return say(f"broken: {', '.join(dict.fromkeys(broken))}", FAILED) if broken else code

@@ -26,21 +26,24 @@ def _logged() -> None:
 
 def guard(
     policy: Annotated[
-        Path, typer.Argument(metavar="POLICY", help="What the party allows, as TOML.", show_default=False)
+        Path,
+        typer.Argument(metavar="POLICY", help="The policy of the party, a TOML file.", show_default=False),
     ],
-    check: Annotated[bool, typer.Option("--check", help="See that everything is in order, and end.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check policy, records, key and ledger, and exit.")
+    ] = False,
     hashes: Annotated[
         bool,
-        typer.Option("--hashes", help="Print the hashes of the models' source, for the policy, and end."),
+        typer.Option("--hashes", help="Print the hashes of the models' source for the policy, and exit."),
     ] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Guards a party's records, and answers what its policy allows.
+    """Run a guard: hold a party's records and enforce its budget.
 
     It adds the noise and keeps the ledger. It listens on a Unix socket.
     """
     if as_json and not (check or hashes):
-        raise InvalidValue("--json goes with --check or --hashes: a guard that listens prints nothing else")
+        raise InvalidValue("--json needs --check or --hashes: a running guard prints no result")
     if hashes:
         return _hashes(policy, as_json)
     from farthing.deploy.guard.server import guard as keep
@@ -49,7 +52,7 @@ def guard(
     if as_json:
         emit_json({"policy": str(policy), "ok": True, "public": key})
     elif check:
-        say(f"{policy} is in order: policy, records, key and ledger can be read, and fit each other")
+        say(f"{policy} is in order: policy, records, key and ledger can be read and are consistent")
     return 0
 
 
@@ -68,24 +71,31 @@ def _hashes(policy: Path, as_json: bool) -> int:
 
 def keys(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Where to: one folder each.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="FOLDER",
+            help="The folder to write to; it gets one folder for each party.",
+            show_default=False,
+        ),
     ],
     parties: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="For these parties, separated by commas.")
+        str | None, typer.Option(metavar="NAMES", help="Make keys for these parties, separated by commas.")
     ] = None,
     host: Annotated[
         str | None,
         typer.Option(
-            metavar="NAMES", help="For a coordinator that is reached under these names, with commas."
+            metavar="NAMES", help="Make keys for a coordinator with these host names, separated by commas."
         ),
     ] = None,
     renew: Annotated[
         str | None,
-        typer.Option(metavar="NAMES", help="New keys for these parties, or the coordinator; with commas."),
+        typer.Option(
+            metavar="NAMES", help="Make new keys for these parties or the coordinator, separated by commas."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Makes keys and certificates for parties; never overwrites any.
+    """Make keys and certificates for parties and a coordinator.
 
     A private key belongs where it was made: let each party make its own with --parties NAME, and the
     coordinator with --host. Both in one go are for trying it out on one machine. --renew keeps the old keys
@@ -95,7 +105,7 @@ def keys(
 
     names, hosts, old = ([] if text is None else _split(text) for text in (parties, host, renew))
     if renew is not None and (parties is not None or host is not None):
-        raise InvalidValue("--renew goes without --parties and --host: it is for keys that exist")
+        raise InvalidValue("--renew replaces existing keys: leave out --parties and --host")
     made = (
         keyring.renew(folder, old)
         if old
@@ -110,22 +120,24 @@ def keys(
 
 
 def serve(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run, as TOML.", show_default=False)],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run, a TOML file.", show_default=False)],
     page: Annotated[
-        int | None, typer.Option(metavar="PORT", help="Show a live page on this port; 0 for any.")
+        int | None,
+        typer.Option(metavar="PORT", help="Serve a live page on this port; 0 chooses a free port."),
     ] = None,
     page_host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Of the page; by default this machine only.")
+        str,
+        typer.Option(metavar="ADDRESS", help="The address of the live page; by default this machine only."),
     ] = "127.0.0.1",
     as_json: AsJson = False,
 ) -> int:
-    """Coordinates parties that train one model.
+    """Run a coordinator: train one model over parties.
 
     It goes on until nobody can afford another round. A run that was interrupted goes on where it was when it
     is started again.
     """
     if page is not None and not 0 <= page < 2**16:
-        raise InvalidValue(f"--page must be a port, got {page}")
+        raise InvalidValue(f"--page must be a port from 0 to 65535, got {page}")
     from farthing.cli import ledger_output
     from farthing.deploy import serve as serving
     from farthing.deploy.run_file import RunFile
@@ -142,9 +154,11 @@ def serve(
 
 
 def join(
-    party: Annotated[Path, typer.Argument(metavar="PARTY", help="The party, as TOML.", show_default=False)],
+    party: Annotated[
+        Path, typer.Argument(metavar="PARTY", help="The party, a TOML file.", show_default=False)
+    ],
 ) -> int:
-    """Starts a party's guard and its node, and answers a coordinator.
+    """Join a run: start a party's guard and its node.
 
     A guard that runs already is used. SIGTERM and Ctrl-C end it.
     """

@@ -29,20 +29,23 @@ from farthing.errors import InvalidValue
 
 def describe(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="A CSV or Parquet file.", show_default=False)],
-    epsilon: Annotated[float, option(number, "The most that may be spent: its epsilon.")],
-    delta: Annotated[float, option(number, "Its delta; 0 adds Laplace noise.")] = 0.0,
+    epsilon: Annotated[float, option(number, "Epsilon of the budget.")],
+    delta: Annotated[float, option(number, "Delta of the budget; 0 uses Laplace noise.")] = 0.0,
     schema: SchemaFile = None,
     bounds: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=LOW:HIGH", help="Describe this column of numbers. Repeatable."),
+        typer.Option(
+            metavar="NAME=LOW:HIGH",
+            help="Describe this numeric column; NAME=private computes its bounds privately. Repeatable.",
+        ),
     ] = None,
     values: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=A,B", help="Describe this column of values. Repeatable."),
+        typer.Option(metavar="NAME=A,B", help="Describe this column of declared values. Repeatable."),
     ] = None,
     book: Annotated[
         Path | None,
-        typer.Option("--ledger", metavar="FILE", help="Spend from this ledger; a new one holds this budget."),
+        typer.Option("--ledger", metavar="FILE", help="Spend from this ledger; a new file gets this budget."),
     ] = None,
     drop: Drop = None,
     delimiter: Delimiter = None,
@@ -51,9 +54,10 @@ def describe(
     header: HeaderLine = 1,
     as_json: AsJson = False,
 ) -> int:
-    """Describes every column of a table within a budget.
+    """Release statistics of every column of a table.
 
-    Counts, means, quantiles and counts of declared values, with errors. Undeclared bounds are bought.
+    It prints counts, means, quantiles and counts of declared values, each with its error. Bounds that are not
+    declared are computed privately, from the same budget.
     """
     validate.positive(**{"--epsilon": epsilon})
     validate.delta(**{"--delta": delta})
@@ -63,7 +67,7 @@ def describe(
     from farthing.ledger.journal import Journal
 
     if schema is not None and (bounds or values):
-        raise InvalidValue("give either --schema or --bounds and --values, not both")
+        raise InvalidValue("give either --schema or --bounds and --values, got both")
     columns: Any = None
     if schema is not None:
         found = table_files.schema_of(schema, None).without(drop or [])
@@ -88,7 +92,7 @@ def describe(
     else:
         emit(aligned(_lines(fields)))
         for name, kind in fields["left_out"].items():
-            say(f"column {name!r} holds {kind}: left out")
+            say(f"column {name!r} is left out: it holds {kind}")
     return 0
 
 
@@ -105,7 +109,7 @@ def _lines(fields: dict[str, Any]) -> dict[str, Any]:
             continue
         size = f"{round(column['count']):,} ± {_short(column['count_error'])} numbers"
         if column["mean"] is None:
-            lines[column["name"]] = f"{size}: too few to tell more"
+            lines[column["name"]] = f"{size}: too few for a mean and quantiles"
             continue
         show, unit = (_day, " days") if column["kind"] == "dates" else (_short, "")
         pairs = zip(column["quantiles"], column["quantile_errors"], strict=True)
@@ -114,7 +118,7 @@ def _lines(fields: dict[str, Any]) -> dict[str, Any]:
         lines[column["name"]] = [
             f"{size}, mean {show(column['mean'])} ± {_short(column['mean_error'])}{unit}",
             f"quantiles (5, 25, 50, 75, 95 %) {spread}",
-            f"clipped to {ends}, " + ("bounds that were bought" if column["bought"] else "as declared"),
+            f"clipped to {ends}, " + ("by private bounds" if column["bought"] else "as declared"),
         ]
     return {**lines, "guarantee": statement_words(fields["guarantee"]), "ledger": fields["ledger"]}
 

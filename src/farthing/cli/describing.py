@@ -1,4 +1,4 @@
-"""The description of a table: its columns are read, and described from one part of a budget."""
+"""Describe a table from one part of a budget, column by column."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,9 @@ def describe_table(
     up, but released with noise.
     """
     if table == table_files.EMBEDDED:
-        raise InvalidValue("describe takes a file; the table 'adult' is public: look at it without paying")
+        raise InvalidValue(
+            "TABLE must be a file: the embedded table 'adult' is public and needs no private description"
+        )
     strange = dict[str, str]()
     if columns is None:
         for name in drop:
@@ -125,7 +127,11 @@ def _allowance(
     new = not Journal.exists(ledger)
     book = Ledger(budget, journal=ledger, filter=rule) if new else Ledger.open(ledger)
     if book.budget.unit is not Unit.RECORD:
-        raise InvalidValue(f"--ledger must be one per record, since a row counts as one: {book.budget}")
+        raise InvalidValue(
+            f"--ledger must have unit record, because each row counts as one; this one has {book.budget}"
+        )
     if not new and book.share and any(row.kind == "promise" for row in book.journal.rows()):
-        raise Unsupported("--ledger holds the plan of a training: take a new ledger")
+        raise Unsupported(
+            "--ledger holds the plan of a training, which nothing else can spend: use a new ledger"
+        )
     return Allowance.of(book, budget.epsilon, budget.delta, norms), book

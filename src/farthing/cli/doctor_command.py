@@ -1,4 +1,4 @@
-"""The command ``farthing doctor``: what this machine has of what farthing can use, and what is missing."""
+"""The command ``farthing doctor``: which of the optional parts this machine has, and which are missing."""
 
 import contextlib
 import os
@@ -34,11 +34,11 @@ class Finding(NamedTuple):
 
 def doctor(
     folder: Annotated[
-        Path, typer.Option(metavar="DIR", help="A folder in which ledgers will be kept.")
+        Path, typer.Option(metavar="DIR", help="The folder in which you will keep ledgers.")
     ] = Path(),
     as_json: AsJson = False,
 ) -> int:
-    """Checks whether this machine has what farthing needs, and lists missing optional parts.
+    """Check this machine and list missing optional parts.
 
     Nothing is changed: a few bytes are written to a temporary file in DIR, to time a durable commit. The exit
     code is 1 where something that farthing needs does not work.

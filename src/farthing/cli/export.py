@@ -1,4 +1,4 @@
-"""A trained model as others read it: skops and ONNX files of a scikit-learn pipeline, from raw columns on.
+"""Export a trained model to skops and ONNX files of a scikit-learn pipeline that starts at raw columns.
 
 Scaling and vocabularies come from the public schema, the weights from the training: nothing in a file was
 learnt outside the budget. Neither format runs code when it is read.

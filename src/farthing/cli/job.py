@@ -5,13 +5,13 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from farthing import validate
 from farthing.accounting import composition
 from farthing.budget import Adjacency, Budget, Unit
 from farthing.data import table_files
 from farthing.data.columns import Categorical
 from farthing.data.csv_files import Csv
 from farthing.data.schema import Schema
-from farthing.errors import InvalidValue
 from farthing.ledger.ledger import Ledger
 from farthing.linear import regressors
 from farthing.linear.additive import estimators as shapes
@@ -25,8 +25,8 @@ Estimator = Any  # of `ModelKind`: all of them fit, predict and say what holds
 
 AUTO = "auto"
 HELD = (
-    "a share of {:g} of the records, by hash, is held out, and figures on those cost each no more than the "
-    "training costs the others (parallel composition)"
+    "a share of {:g} of the records, chosen by hash, is held out; figures on a held-out record cost it no "
+    "more than training costs the other records (parallel composition)"
 )
 
 
@@ -117,12 +117,9 @@ class TrainingJob:
             named = self.method != AUTO or self.delta == 0  # methods by name are those of linear models
             name = next(iter(made)) if named or self.why_linear else "boosted"
             return name, made[name]
-        if self.model not in made:
-            raise InvalidValue(
-                f"--model must be one of {[AUTO, *made]} for target {self.schema.target.name!r}, got "
-                f"{self.model!r}"
-            )
-        return self.model, made[self.model]
+        option = f"for the target {self.schema.target.name!r}, --model"
+        name = validate.one_of([AUTO, *made], **{option: self.model})
+        return name, made[name]
 
     @property
     def why_linear(self) -> str:
@@ -130,7 +127,7 @@ class TrainingJob:
         if self.model not in (None, AUTO):
             return ""
         if self.formats or self.budget_column is not None:
-            return f"linear: {'--format' if self.formats else '--budget-column'} needs it"
+            return f"linear: {'--format' if self.formats else '--budget-column'} needs a linear model"
         return f"linear: there are more than {LARGE:,} records" if self.large else ""
 
     @property

@@ -45,7 +45,7 @@ class Spending(StrEnum):
     RDP = "rdp"
 
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The ledger's journal.", show_default=False)]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The ledger file.", show_default=False)]
 
 
 def create(
@@ -54,18 +54,19 @@ def create(
     delta: Annotated[float, option(number, "The budget's delta.")],
     adjacency: Relation = Adjacency.ADD_REMOVE,
     filter: Annotated[
-        Spending | None, typer.Option(help="How charges add up; by default gdp, or basic if delta is 0.")
+        Spending | None,
+        typer.Option(help="The privacy filter that adds up charges; by default gdp, or basic if delta is 0."),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Begins a ledger that several trainings can spend from."""
+    """Create a ledger from which several trainings can spend."""
     from farthing.accounting.filters import FILTERS
     from farthing.ledger.ledger import Ledger
 
     if Journal.exists(file):
-        raise InvalidValue(f"FILE must be new, but {str(file)!r} exists already")
+        raise InvalidValue(f"FILE must be a new file, but {str(file)!r} exists")
     if not file.parent.is_dir():
-        raise InvalidValue(f"FILE must lie in an existing directory, got {str(file)!r}")
+        raise InvalidValue(f"FILE must be in an existing folder, got {str(file)!r}")
     budget = Budget(epsilon, delta, adjacency)
     with Ledger(budget, journal=file, filter=FILTERS[filter] if filter else None) as begun:
         if as_json:
@@ -77,7 +78,7 @@ def create(
 
 
 def show(file: File, as_json: AsJson = False) -> int:
-    """Shows budget, filter or plan, spend and guarantee of a ledger."""
+    """Show budget, charges and guarantee of a ledger."""
     fields = ledger(file)
     if as_json:
         emit_json(fields)
@@ -87,7 +88,10 @@ def show(file: File, as_json: AsJson = False) -> int:
 
 
 def verify(file: File, as_json: AsJson = False) -> int:
-    """Checks chain, head and answers, and recomputes the spend."""
+    """Verify a ledger with independent code.
+
+    It checks the hash chain, the head and the stored answers, and recomputes the spent budget.
+    """
     fields = verification(file)
     if as_json:
         emit_json(fields)
@@ -100,7 +104,7 @@ def export(
     file: File,
     out: NewFile = None,
 ) -> int:
-    """Prints all rows, each as one line of JSON."""
+    """Print all rows of a ledger as JSON lines."""
     with open_journal(file) as rows:
         if out is None:
             rows.export(sys.stdout)
@@ -117,37 +121,36 @@ def export(
 
 
 def report(
-    ledger: Annotated[
-        Path, typer.Argument(metavar="LEDGER", help="The ledger's journal.", show_default=False)
-    ],
-    out: Annotated[Path, typer.Option("-o", "--out", help="The page, a new file.")] = Path("report.html"),
+    ledger: Annotated[Path, typer.Argument(metavar="LEDGER", help="The ledger file.", show_default=False)],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The HTML file to write.")] = Path("report.html"),
     title: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The title; by default the ledger's name.")
+        str | None,
+        typer.Option(metavar="TEXT", help="The title of the page; by default the name of the ledger."),
     ] = None,
     privacy: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The privacy.json of train: method, steps, records."),
+        typer.Option(metavar="FILE", help="The privacy.json that train wrote: method, steps, records."),
     ] = None,
     simulated: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="The output of simulate --json: the budget that each client has left."
+            metavar="FILE", help="The output of simulate --json: the rounds that each client has left."
         ),
     ] = None,
     audit: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The output of audit --json: attacks beside the claim."),
+        typer.Option(metavar="FILE", help="The output of audit --json: attacks on the method."),
     ] = None,
     tuning: Annotated[
         str,
         typer.Option(
-            metavar="TEXT", help="Whether settings were tuned on the records, and what paid for it."
+            metavar="TEXT", help="A statement whether settings were tuned on the records, and at what cost."
         ),
     ] = "",
     force: Force = False,
     as_json: AsJson = False,
 ) -> int:
-    """Writes the report of a ledger: a privacy statement, pictures and every row, as one HTML page.
+    """Write the report of a ledger as one HTML page.
 
     The ledger is read, never changed. A damaged ledger gets a page that says so, and exit code 1.
     """
@@ -216,12 +219,10 @@ def card(
         typer.Argument(metavar="FOLDER", help="The folder that train wrote, or its privacy.json."),
     ],
     out: NewFile = None,
-    mlflow: Annotated[
-        bool, typer.Option("--mlflow", help="Log files and facts to MLflow's tracking server as well.")
-    ] = False,
+    mlflow: Annotated[bool, typer.Option("--mlflow", help="Also log files and facts to MLflow.")] = False,
     force: Force = False,
 ) -> int:
-    """Writes the model card of a training, in Markdown with Hugging Face's fields."""
+    """Write a model card in Markdown, with Hugging Face's fields."""
     from farthing.data.model_file import check_writable, write
     from farthing.report import card as cards
 
@@ -235,4 +236,5 @@ def card(
         emit(text)
     else:
         write(out, text.encode())
+        say(f"the model card is written to {out}")
     return 0

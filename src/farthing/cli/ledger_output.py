@@ -1,4 +1,4 @@
-"""Facts of a ledger for the command line, and their words.
+"""Format the facts of a ledger for the command line.
 
 Reading never creates or changes a ledger: where there is no journal with its head, nothing is opened.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farthing.budget import Budget, Guarantee
+from farthing.cli.options import near
 from farthing.errors import InvalidValue, LedgerLocked
 from farthing.ledger.journal import Journal
 from farthing.queries.events import decode
@@ -52,17 +53,17 @@ def open_journal(file: Path) -> Journal:
     try:
         if not file.is_file():
             if head.exists():
-                raise LedgerLocked(f"the ledger {str(file)!r} is gone and only its head is left")
-            raise InvalidValue(f"FILE must be a ledger, there is no file {str(file)!r}")
+                raise LedgerLocked(f"the ledger {str(file)!r} is missing, only its head is there")
+            raise InvalidValue(f"there is no ledger {str(file)!r}{near(str(file))}")
         if not head.is_file():
             with file.open("rb") as opened:
                 if opened.read(len(_SQLITE)) != _SQLITE:
-                    raise InvalidValue(f"FILE must be a ledger, {str(file)!r} is not one")
+                    raise InvalidValue(f"{str(file)!r} is not a ledger")
             raise LedgerLocked(
-                f"{str(file)!r} has no {head.name} beside it: a ledger is two files that belong together"
+                f"{str(file)!r} lacks its second file, {head.name}: a ledger consists of both files"
             )
     except OSError as error:
-        raise InvalidValue(f"FILE must be a readable ledger, got {str(file)!r}: {error}") from None
+        raise InvalidValue(f"the ledger {str(file)!r} cannot be read: {error}") from None
     return Journal(file)
 
 
@@ -127,11 +128,11 @@ def ledger_lines(fields: dict[str, Any]) -> dict[str, Any]:
     return {
         "ledger": fields["file"],
         "budget": str(Budget(**fields["budget"])),
-        "spends by": f"a plan of {len(plan)} promised beforehand" if plan else rule,
+        "spent by": f"a promised plan of {_counted(len(plan), 'kind')} of answers" if plan else rule,
         "promised": [f"{part['times']} x {decode(part['event'])}" for part in plan],
         "charged": [f"{part['count']} x {decode(part['event'])}" for part in fields["charged"]] or "nothing",
-        "share": f"{fields['share']:.2%}",
-        "spent": "the whole guarantee" if whole else list(_words(fields["spent"])),
+        "share": f"{fields['share']:.2%} of the budget is charged",
+        "spent": "the whole budget" if whole else list(_words(fields["spent"])),
         "guarantee": list(_words(fields["guarantee"])),
         **_whom(fields),
         "rows": f"{fields['rows']}: {', '.join(f'{n} {kind}' for kind, n in fields['kinds'].items())}",
@@ -146,7 +147,7 @@ def _whom(fields: dict[str, Any]) -> dict[str, list[str]]:
 
 def _level_words(budget: float, epsilon: float, spent: float | None = None) -> str:
     if epsilon == 0:
-        return f"budget {budget:g}: never takes part, so nothing is learnt"
+        return f"budget {budget:g}: takes no part, so nothing about these records is released"
     now = "" if spent is None else f", {rounded_up(spent) if spent else 0} spent"
     return f"budget {budget:g}: epsilon {rounded_up(epsilon)} in all{now}"
 
@@ -182,14 +183,14 @@ def trained_lines(fields: dict[str, Any]) -> dict[str, Any]:
         "guarantee": list(_words(fields["guarantee"])),
         **_whom(fields),
         "spent": "",
-        "method": f"{_method(fields)}, {fields['steps']:,} steps",
-        "records": f"{fields['records']:,}, of {fields['features']:,} features",
+        "method": f"{_method(fields)}, {_counted(fields['steps'], 'step')}",
+        "records": f"{fields['records']:,}, with {_counted(fields['features'], 'feature')}",
         "ledger": fields["ledger"],
         "report": fields.get("report"),
     }
     if fields["partial"]:
         spent = fields["spent"]
-        words["spent"] = [f"epsilon {rounded_up(spent['epsilon'])} until it was stopped", spent["note"]]
+        words["spent"] = [f"epsilon {rounded_up(spent['epsilon'])} until training was stopped", spent["note"]]
     return words | _test_words(fields)
 
 
@@ -200,8 +201,8 @@ def rehearsed_lines(fields: dict[str, Any]) -> dict[str, Any]:
     return {
         "price": list(_words(fields["guarantee"])),
         **_whom(fields),
-        "method": f"{_method(fields)}, {fields['steps']:,} steps, {answers:,} answers",
-        "records": f"{fields['records']:,}, of {fields['features']:,} features",
+        "method": f"{_method(fields)}, {_counted(fields['steps'], 'step')}, {_counted(answers, 'answer')}",
+        "records": f"{fields['records']:,}, with {_counted(fields['features'], 'feature')}",
         "ledger": f"{fields['ledger']}: {before:.2%} spent before, {after:.2%} after",
         "noise": [*map(_noise_words, fields["answers"]), f"({fields['expected']})"],
         "note": "nothing was spent or written; only the header and the number of records were read"
@@ -212,18 +213,35 @@ def rehearsed_lines(fields: dict[str, Any]) -> dict[str, Any]:
 def _method(fields: dict[str, Any]) -> str:
     """A method with what was set of it."""
     words = ", ".join((fields["method"], *(f"{name}={value}" for name, value in fields["settings"].items())))
-    return f"{fields['trained']}, {words}" + (f" ({fields['choice']})" if "choice" in fields else "")
+    return f"{words} ({fields['choice']})" if "choice" in fields else f"{fields['trained']}, {words}"
 
 
 def _noise_words(part: dict[str, Any]) -> str:
     deviation, noise, clip = (_range(part[name]) for name in ("deviation", "noise_multiplier", "clip_norm"))
-    amount = f"a standard deviation of {deviation} a coordinate, {noise} x the clipping norm of {clip}"
+    amount = f"standard deviation {deviation} per coordinate, {noise} x the clipping norm {clip}"
     return f"{part['times']:,} x {part['what']} of {part['sampler']}: {amount} ({part['mechanism']})"
 
 
 def _range(ends: Sequence[float]) -> str:
     low, high = (f"{end:.4g}" for end in ends)
     return low if low == high else f"{low} to {high}"
+
+
+_FIGURES = {
+    "guessing": "most frequent label",
+    "auc": "AUC",
+    "rmse": "RMSE",
+    "rmse_of_mean": "RMSE of the mean",
+}
+
+
+def _counted(number: int, what: str) -> str:
+    """Return a number with its noun.
+
+    >>> _counted(1, "step"), _counted(1200, "step")
+    ('1 step', '1,200 steps')
+    """
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _test_words(fields: dict[str, Any]) -> dict[str, Any]:
@@ -233,9 +251,14 @@ def _test_words(fields: dict[str, Any]) -> dict[str, Any]:
     name, note = test.pop("table"), test.pop("note")
     test.pop("verdict", None)
     figures = ", ".join(
-        f"{what.replace('_', ' ')} {value:.4g}" for what, value in test.items() if what != "records"
+        f"{_FIGURES.get(what, what.replace('_', ' '))} {value:.4g}"
+        for what, value in test.items()
+        if what != "records"
     )
-    return {"test": [f"{figures} on the {test['records']:,} records of {name}", f"({note})"]}
+    where = (
+        "about {:,} held-out records" if "standard_error" in test else "the {:,} records"
+    )  # a noisy number
+    return {"test": [f"{figures} on {where.format(test['records'])} of {name}", f"({note})"]}
 
 
 def simulated_lines(fields: dict[str, Any]) -> dict[str, Any]:
@@ -253,9 +276,10 @@ def simulated_lines(fields: dict[str, Any]) -> dict[str, Any]:
     owner = "for each client"
     if fields["smallest_epsilon"] < said["epsilon"]:
         owner = (
-            f"each client has its own, from epsilon {fields['smallest_epsilon']:g} on: this is the largest"
+            f"each client has its own guarantee; this is the weakest, the strongest has epsilon "
+            f"{fields['smallest_epsilon']:g}"
         )
-    trust = f"{fields['trust']} noise of {fields['sigma']:.6g} x clip {fields['clip']:.4g}"
+    trust = f"{fields['trust']} noise, {fields['sigma']:.6g} x the clipping norm {fields['clip']:.4g}"
     if "survivors" in fields:
         trust += f" in any sum over {fields['survivors']:,} honest clients"
     return {
@@ -263,7 +287,7 @@ def simulated_lines(fields: dict[str, Any]) -> dict[str, Any]:
         "guarantee": [*_words(said), owner],
         **({"noise": _published_words(fields["holds"])} if "holds" in fields else {}),
         "trust": trust,
-        "alive": f"{fields['alive']:,} clients, with {fields['left']:.1%} of all rounds left",
+        "left": f"{_counted(fields['alive'], 'client')} with budget left, {fields['left']:.1%} of all rounds",
         **_test_words(fields),
     }
 
@@ -274,7 +298,7 @@ def _published_words(found: list[dict[str, Any]]) -> list[str]:
         f"epsilon {one['epsilon']:.4g} against {one['observer']}, {one['adjacency']}: {one['note']}"
         for one in found
     ]
-    return ["as published, which really gives", *lines]
+    return ["as published, which gives", *lines]
 
 
 def verification(file: Path) -> dict[str, Any]:

@@ -11,8 +11,9 @@ import io
 import os
 import re
 import sys
+import warnings
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -39,7 +40,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-books = typer.Typer(help="Creates and reads ledgers; never changes one.", rich_markup_mode=None)
+books = typer.Typer(help="Create ledgers, and show, verify or export them.", rich_markup_mode=None)
 app.add_typer(books, name="ledger")
 
 for _command in (
@@ -71,10 +72,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal without Greek letters shows "?"
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
-        code = typer.main.get_command(app).main(arguments, prog_name="farthing", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = cast(Any, _warned)
+            code = typer.main.get_command(app).main(arguments, prog_name="farthing", standalone_mode=False)
     except _WrongUsage as error:
         said = error.format_message()  # type: ignore[attr-defined]
-        return say(re.sub(r"( Did you mean [^?]*\?)\1", r"\1", said), WRONG)  # typer and click both hint
+        said = re.sub(r"( Did you mean [^?]*\?)\1", r"\1", said)  # typer and click both hint
+        context = getattr(error, "ctx", None)
+        return say(f"{said} See '{context.command_path} --help'." if context else said, WRONG)
     except (InvalidValue, Unsupported) as error:
         return say(str(error), WRONG)
     except BudgetSpent as error:
@@ -82,12 +87,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FarthingError as error:
         return say(str(error), FAILED)
     except ArithmeticError:
-        return say("these values are too extreme to compute with", WRONG)
+        return say("these values are too large or too small to compute with", WRONG)
     except Exception as error:  # a mistake of ours or of another library: its text may quote a record
         if os.environ.get("FARTHING_DEBUG"):
             raise
         return say(_unexpected(error), FAILED)
     return code or 0
+
+
+def _warned(message: Warning | str, *_: Any) -> None:
+    say(str(message))
 
 
 def _unexpected(error: Exception) -> str:
@@ -98,8 +107,8 @@ def _unexpected(error: Exception) -> str:
     frame = None if trace is None else trace.tb_frame
     place = "" if frame is None or trace is None else f", {frame.f_globals.get('__name__')}:{trace.tb_lineno}"
     return (
-        f"an unexpected {type(error).__name__}{place}; what it says may quote a record, so it is not shown: "
-        "where nobody else looks, FARTHING_DEBUG=1 shows it"
+        f"an unexpected {type(error).__name__}{place}. Its text is not shown, because it may quote a "
+        "record. To see it, set FARTHING_DEBUG=1 and keep the output private"
     )
 
 

@@ -34,7 +34,7 @@ from farthing.queries.query import Query, Rows
 from farthing.queries.samplers import Everyone
 from farthing.report.reading import HELD_OUT
 
-UNPAID = "the records that were held out are not measured: the training was charged nothing that covers it"
+UNPAID = "the held-out records are not measured: no charge of the training covers the figures"
 _FARTHER = 1 + 2.0**-30  # noise is rounded up
 _BLOCK = 2**14  # records that are measured at a time
 _LEAST = 1e-6  # of μ: with a million records of noise no figure means anything
@@ -176,22 +176,20 @@ def _regressed(estimator: Any, total: Array, deviation: float) -> dict[str, Any]
 
 def verdict(figures: dict[str, Any]) -> dict[str, str]:
     """Return a sentence where a model is not better than guessing, by figures that are released anyway."""
+    error = figures.get("standard_error", 0.0)
     if "rmse" in figures:
-        good, found, other = (
-            figures["rmse"] < figures["rmse_of_mean"],
-            figures["rmse"],
-            figures["rmse_of_mean"],
-        )
-        what = "the mean"
+        found, other = figures["rmse"], figures["rmse_of_mean"]
+        good, what = found + 2 * error < other, "the mean"
     else:
         found, other = figures["accuracy"], figures["guessing"]
         chance = math.sqrt(max(found * (1 - found), 0.0) / max(figures["records"], 1))
-        good = found > other + 2 * figures.get("standard_error", chance)
-        what = "the commonest label"
+        good, what = found > other + 2 * (error or chance), "the most frequent label"
     if good:
         return {}
     said = (
-        f"the model is not clearly better than always answering {what} ({found:.4g} against {other:.4g}): it "
-        "needs a larger epsilon, more records, fewer columns, or bounds that are less wide"
+        f"the model is not clearly better than always predicting {what} ({found:.4g} against {other:.4g}). "
+        "Use a larger epsilon, more records, fewer columns or narrower bounds"
     )
+    if 2 * error > other / 2:
+        said += f". The figures have a standard error of {error:.3g}: hold out more records"
     return {"verdict": said}

@@ -78,19 +78,20 @@ def option(parser: Callable[[str], float], text: str, *names: str) -> Any:
     return typer.Option(*names, parser=parser, metavar=metavar, help=text)
 
 
-Relation = Annotated[Adjacency, typer.Option(help="Which data sets are neighbours.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
+Relation = Annotated[Adjacency, typer.Option(help="The adjacency: which data sets are neighbours.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def present(path: str | None) -> str | None:
     """A table that is there, or the word for an embedded one: told before anything heavy is imported."""
     if path is not None and path != "adult" and not os.path.exists(path):
-        raise InvalidValue(f"{path!r} cannot be read: there is no such file{_near(path)}")
+        raise InvalidValue(f"there is no file {path!r}{near(path)}")
     return path
 
 
-def _near(path: str) -> str:
+def near(path: str) -> str:
+    """Return a hint at a file of the same folder with a similar name, or nothing."""
     folder = os.path.dirname(path) or "."
     with suppress(OSError):
         return did_you_mean(os.path.basename(path), os.listdir(folder))
@@ -104,9 +105,9 @@ def from_config(ctx: typer.Context, path: Path | None) -> Path | None:
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InvalidValue(f"--config must be a readable file, {str(path)!r}: {error.strerror}") from None
+        raise InvalidValue(f"--config {str(path)!r} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise InvalidValue(f"--config must be TOML, {str(path)!r} is not: {error}") from None
+        raise InvalidValue(f"--config {str(path)!r} is not a TOML file: {error}") from None
     names = {_long(one): one.name for one in ctx.command.params if one.name not in ("config", "help")}
     for name in found:
         if name not in names:
@@ -126,7 +127,7 @@ TableName = Annotated[
     str,
     typer.Argument(
         metavar="TABLE",
-        help="A CSV or Parquet file, or the word adult.",
+        help="A CSV or Parquet file, or adult for the embedded table.",
         show_default=False,
         callback=present,
     ),
@@ -134,64 +135,71 @@ TableName = Annotated[
 TestTable = Annotated[
     str | None,
     typer.Option(
-        metavar="TABLE2", help="Measure the model on another table, without noise.", callback=present
+        metavar="TABLE2",
+        help="Measure the model on another table, without noise and outside the guarantee.",
+        callback=present,
     ),
 ]
 Config = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Read options from a TOML file, by their long names.",
+        help="Read options from a TOML file; keys are long option names.",
         is_eager=True,
         callback=from_config,
     ),
 ]
-NewFile = Annotated[Path | None, typer.Option("-o", "--out", help="A new file; by default standard output.")]
+NewFile = Annotated[
+    Path | None, typer.Option("-o", "--out", help="Write to this new file instead of standard output.")
+]
 Target = Annotated[
-    str | None, typer.Option(metavar="COLUMN", help="The column to predict: the schema's target.")
+    str | None, typer.Option(metavar="COLUMN", help="The column to predict; by default the schema's target.")
 ]
 SchemaFile = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="Public bounds and vocabularies as JSON, or the word adult."),
+    typer.Option(metavar="FILE", help="The schema: public bounds and vocabularies, as JSON."),
 ]
 Bounds = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=LOW:HIGH",
-        help="Instead of a schema: bounds of a column; NAME=private buys them. Repeatable.",
+        help="Instead of --schema: bounds of a column. NAME=private computes them privately, from the "
+        "budget. Repeatable.",
     ),
 ]
 Values = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=A,B", help="Instead of a schema: the vocabulary of a column. Repeatable."),
+    typer.Option(metavar="NAME=A,B", help="Instead of --schema: the vocabulary of a column. Repeatable."),
 ]
 
 
 Delimiter = Annotated[
     str | None,
     typer.Option(
-        metavar="CHAR", help="The character between cells of a CSV file, or tab; by default from its header."
+        metavar="CHAR", help="The delimiter of a CSV file, or tab; by default read from its header."
     ),
 ]
 Decimal = Annotated[
     str | None,
-    typer.Option(metavar="CHAR", help="The decimal mark; by default a comma if semicolons separate cells."),
+    typer.Option(
+        metavar="CHAR",
+        help="The decimal mark; by default a comma if the delimiter is a semicolon, otherwise a point.",
+    ),
 ]
 Encoding = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="How a CSV file is written, such as cp1252; by default UTF-8."),
+    typer.Option(metavar="NAME", help="The encoding of a CSV file, such as cp1252; by default UTF-8."),
 ]
 HeaderLine = Annotated[
-    int, option(whole, "The line of a CSV file that names the columns; lines above are skipped.", "--header")
+    int, option(whole, "The number of the line that names the columns of a CSV file.", "--header")
 ]
-Drop = Annotated[
-    list[str] | None, typer.Option(metavar="COLUMN", help="Leave a column out of the features. Repeatable.")
-]
+Drop = Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Leave this column out. Repeatable.")]
 Missing = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=VALUE",
-        help="A public value for missing cells, or middle: the middle of all bounds. Repeatable.",
+        help="A public value for missing cells of a column; the word middle takes the middle of the bounds "
+        "of every other column. Repeatable.",
     ),
 ]
 
@@ -216,7 +224,7 @@ def declared(
     from farthing.data import table_files
 
     if schema is not None and (bounds or values):
-        raise InvalidValue("give either --schema or --bounds and --values, not both")
+        raise InvalidValue("give either --schema or --bounds and --values, got both")
     if bounds or values:
         found = table_files.declared(bounds, values, target)
     elif schema is None and table != table_files.EMBEDDED:

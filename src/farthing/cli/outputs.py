@@ -35,8 +35,8 @@ Array = NDArray[np.float64]
 FORMAT = 1
 _BESIDE = "embedded in farthing"
 UNCHECKED = (
-    "nobody is named as having checked the schema: if a bound or a value in it was read from the records, "
-    'the guarantee is void; name who checked it by "checked_by" in the schema, or by --checked-by'
+    "the schema names nobody who checked it. If a bound or a value in it was read from the records, the "
+    'guarantee is void. Name the person who checked it by "checked_by" in the schema, or by --checked-by'
 )
 
 

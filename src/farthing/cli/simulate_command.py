@@ -71,12 +71,16 @@ def _parameter(one: Option, methods: list[str]) -> inspect.Parameter:
 @_with_method_options
 def simulate(
     table: TableName,
-    clients: Annotated[int, option(whole, "How many clients share the records, in the order of the table.")],
+    clients: Annotated[
+        int,
+        option(whole, "The number of clients among whom the records are divided, in the order of the table."),
+    ],
     epsilon: Annotated[
         str | None,
         typer.Option(
             metavar="BUDGETS",
-            help="A number for all, numbers with commas in turn, or FILE:COLUMN, a row each.",
+            help="Budgets of the clients: one number, several numbers separated by commas (in turn), or "
+            "FILE:COLUMN with a row for each client.",
         ),
     ] = None,
     delta: Annotated[float | None, option(number, "The delta of every client's budget.")] = None,
@@ -86,7 +90,7 @@ def simulate(
             "--records-per-client",
             parser=whole,
             metavar="INTEGER",
-            help="Records of each client, from the first rows; by default all, evenly.",
+            help="The number of records of each client; by default all records are divided evenly.",
         ),
     ] = None,
     method: Annotated[
@@ -94,20 +98,25 @@ def simulate(
     ] = "federated-descent",
     trust: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help=f"Who adds noise: local; with {_SUMS} distributed or trusted."),
+        typer.Option(
+            metavar="NAME", help=f"The trust model: local; for {_SUMS} also distributed or trusted."
+        ),
     ] = None,
     survivors: Annotated[
-        int | None, option(whole, "The least number of honest clients of a round, for distributed noise.")
+        int | None, option(whole, "The least number of honest clients in a round, for distributed noise.")
     ] = None,
     noise: Annotated[
-        str, typer.Option(metavar="NAME", help="Simulate the sum of all noise, or that of each client.")
+        str,
+        typer.Option(
+            metavar="NAME", help="sum simulates the noise of the sum, each the noise of every client."
+        ),
     ] = "sum",
     adjacency: Annotated[
         Adjacency | None,
-        typer.Option(help="When two clients' records are neighbours; by default add-remove."),
+        typer.Option(help="The adjacency; by default add-remove."),
     ] = None,
     unit: Annotated[
-        Unit, typer.Option(help="What is protected: a record, or all records of a client.")
+        Unit, typer.Option(help="The protected unit: a record, or all records of a client.")
     ] = Unit.RECORD,
     target: Target = None,
     schema: SchemaFile = None,
@@ -117,7 +126,7 @@ def simulate(
     as_json: AsJson = False,
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> int:
-    """Trains a model over clients that keep their records.
+    """Simulate training over clients that keep their records.
 
     Each client has a budget of its own. Ctrl-C ends it with the rounds that were taken.
     """
@@ -149,7 +158,7 @@ def simulate(
     else:
         emit(aligned(simulated_lines(fields)))
     if fields["stopped"] == "interrupted":
-        return say("interrupted: this is what was reached", INTERRUPTED)
+        return say("interrupted: these are the results so far", INTERRUPTED)
     return 0 if fields["guarantee"]["epsilon"] is not None else say(f"{method} gives no guarantee", FAILED)
 
 

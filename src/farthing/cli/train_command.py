@@ -63,12 +63,13 @@ _SHOWN = 0.1  # seconds between two looks at the progress
 
 def train(
     table: TableName,
-    delta: Annotated[float, option(number, "The budget's delta.")],
-    epsilon: Annotated[float | None, option(number, "The budget's epsilon.")] = None,
+    delta: Annotated[float, option(number, "Delta of the budget; well below 0.1 / records.")],
+    epsilon: Annotated[float | None, option(number, "Epsilon of the budget.")] = None,
     budget_column: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Instead of --epsilon: a public column with each record's own epsilon."
+            metavar="NAME",
+            help="Instead of --epsilon: the public column that holds each record's own epsilon.",
         ),
     ] = None,
     target: Target = None,
@@ -85,33 +86,34 @@ def train(
         str | None,
         typer.Option(
             metavar="COLUMN",
-            help="The column that identifies a person, whose records are protected together.",
+            help="The column that identifies a person; all records of a person are then protected together.",
         ),
     ] = None,
     rows: Annotated[
-        int, option(whole, "With --user: the number of records kept of each person.", "--rows")
+        int, option(whole, "With --user: the number of records used of each person.", "--rows")
     ] = 1,
     holdout: Annotated[
-        float, option(number, "Hold out this share of the records, and measure the model on it with noise.")
+        float,
+        option(number, "Hold out this share of the records and measure the model on it, within the budget."),
     ] = 0.0,
     model: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="auto, the default: boosted, or linear where the budget is small or another option needs "
-            "it. Of labels: logistic, svm, additive or boosted. Of numbers: linear, huber, quantile, "
-            "poisson, additive or boosted.",
+            help="The model. auto (the default) trains a boosted model, or a linear one if the budget is "
+            "small or another option needs it. For labels: logistic, svm, additive, boosted. For numbers: "
+            "linear, huber, quantile, poisson, additive, boosted.",
         ),
     ] = None,
     method: Annotated[
-        str, typer.Option(metavar="NAME", help="The training method; a wrong name lists all names.")
+        str, typer.Option(metavar="NAME", help="The training method; a wrong name prints all names.")
     ] = "auto",
     settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="A setting of the method; a wrong name lists all names. Repeatable.",
+            help="A setting of the method; a wrong name prints all names. Repeatable.",
         ),
     ] = None,
     book: Annotated[
@@ -119,18 +121,19 @@ def train(
         typer.Option(
             "--ledger",
             metavar="FILE",
-            help="Spend from this ledger, or create it with this budget. By default a new one in --out.",
+            help="Spend from this ledger; a new file gets this budget. By default a new ledger in --out.",
         ),
     ] = None,
     checked_by: Annotated[
         str | None,
         typer.Option(
-            metavar="TEXT", help="Who checked that the schema is public, and when; the report states it."
+            metavar="TEXT",
+            help="Name and date of the person who checked that the schema is public; printed in the report.",
         ),
     ] = None,
     adjacency: Annotated[
         Adjacency | None,
-        typer.Option(help="Which tables are neighbours; by default the ledger's adjacency, or add-remove."),
+        typer.Option(help="The adjacency; by default that of the ledger, or add-remove."),
     ] = None,
     records: Annotated[
         int | None,
@@ -141,44 +144,46 @@ def train(
     strict: Annotated[
         bool,
         typer.Option(
-            "--strict", help="Refuse a table with values outside the schema, instead of clipping them."
+            "--strict",
+            help="Refuse a table with values outside the schema instead of clipping them; this reveals "
+            "something.",
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the price and the noise, and do nothing else.")
+        bool, typer.Option("--dry-run", help="Print the price and the noise, and train nothing.")
     ] = False,
     out: Annotated[
-        Path, typer.Option("-o", "--out", help="The folder for model, ledger and report; or NAME.npz.")
+        Path, typer.Option("-o", "--out", help="The folder for model, ledger and report, or a file NAME.npz.")
     ] = Path(),
     formats: Annotated[
         list[str] | None,
-        typer.Option(
-            "--format", metavar="NAME", help="Write the model as skops or onnx as well. Repeatable."
-        ),
+        typer.Option("--format", metavar="NAME", help="Also write the model as skops or onnx. Repeatable."),
     ] = None,
     test: TestTable = None,
     config: Config = None,
-    verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="Print each stage, with the time, to standard error.")
-    ] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Print each stage with the time.")] = False,
     force: Force = False,
     as_json: AsJson = False,
 ) -> int:
-    """Trains a model on a table within a budget.
+    """Train a private model of a table.
 
-    The training spends the whole budget. Bounds and vocabularies must be declared, or bought from the budget.
-    Ctrl-C stops it after the current step, and the model of that step is written.
+    Training spends the whole budget. You declare bounds and vocabularies in a schema, or have bounds computed
+    privately from the budget. Ctrl-C ends training after the current step and writes the model of that step.
     """
     if verbose:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     if (epsilon is None) == (budget_column is None):
         raise InvalidValue(
-            "give --epsilon, or --budget-column with the epsilon of each record: one of the two"
+            "give either --epsilon or --budget-column (the column with each record's epsilon), got "
+            + ("neither" if epsilon is None else "both")
         )
     if epsilon is not None:
         validate.positive(**{"--epsilon": epsilon})
     elif records is not None:
-        raise InvalidValue("--records must be left out with --budget-column: how many have which is public")
+        raise InvalidValue(
+            "leave out --records with --budget-column: the number of records with each budget is public "
+            "anyway"
+        )
     validate.delta(**{"--delta": delta})
     csv = csv_format(delimiter, decimal, encoding, header)
     known = declared(table, schema, target, bounds or [], values or [], drop, missing)
@@ -187,9 +192,9 @@ def train(
     if checked_by is not None:
         known = replace(known, checked_by=checked_by)
     if user is None and rows != 1:
-        raise InvalidValue("--rows says how many records of a person are kept: give --user COLUMN as well")
+        raise InvalidValue(f"--rows {rows} limits the records of each person, so it needs --user COLUMN")
     if not 0 <= holdout < 1:
-        raise InvalidValue(f"--holdout must be a share from 0 to below 1, such as 0.2, got {holdout:g}")
+        raise InvalidValue(f"--holdout must be at least 0 and below 1, such as 0.2, got {holdout:g}")
     from farthing.cli import training
     from farthing.cli.job import TrainingJob
     from farthing.data import table_files
@@ -238,7 +243,7 @@ def train(
     if "verdict" in fields.get("test", {}) and not as_json:
         say(fields["test"]["verdict"])
     if fields.get("partial"):
-        return say("interrupted: the model is that of the last step", INTERRUPTED)
+        return say("interrupted: the model of the last step is written", INTERRUPTED)
     return 0
 
 
@@ -265,12 +270,15 @@ def _skeleton(table: str, target: str | None, csv: "Csv") -> int:
 
     if target is None:
         table_files.header(table, None, csv)  # which says what is wrong with the table, if it cannot be read
-        raise InvalidValue("give --schema FILE; for a skeleton of one, give --target COLUMN instead")
+        raise InvalidValue(
+            "give --schema FILE, the public bounds and vocabularies of the columns; with --target COLUMN "
+            "instead, an empty schema is printed for you to fill in"
+        )
     emit(table_files.skeleton_of(table, target, csv))
     return say(
-        "bounds and vocabularies are declared, never learnt from the records: fill in low and high, or "
-        "values, of every column above from public knowledge, and give the file as --schema (farthing schema "
-        "drafts one from the records, for you to check)",
+        "there is no schema. Save the one above to a file, fill in low and high, or values, of every column "
+        "from public knowledge (not from the records), and pass the file by --schema. farthing schema drafts "
+        "one from the records, which you must then check",
         WRONG,
     )
 
@@ -309,10 +317,10 @@ def schema(
     out: NewFile = None,
     force: Force = False,
 ) -> int:
-    """Drafts a schema by reading a table, for a person to check.
+    """Draft a schema from a table, for a person to check.
 
-    A draft is read from private records, and no guarantee covers it. train refuses it until a person replaces
-    the line that says so by "checked_by".
+    A draft is read from private records, and no guarantee covers it. train refuses the draft until a person
+    has checked it and replaced its first line by "checked_by".
     """
     from farthing.data import model_file, schema_draft
     from farthing.data import schema as data
@@ -330,18 +338,19 @@ def schema(
         say(f"column {name!r} {what}")
     if data.DRAFTED not in text:
         return 0
-    where = "above" if out is None else f"in {out}"
+    where = "this draft" if out is None else f"the draft {out}"
     return say(
-        f"what is {where} was read from private records, and no guarantee covers it: check every line "
-        f"against public knowledge, then replace {data.DRAFTED!r} by {data.CHECKED!r} with your name and the "
-        "date"
+        f"{where} was read from private records, and no guarantee covers it. Check every line against public "
+        f"knowledge, then replace {data.DRAFTED!r} by {data.CHECKED!r} with your name and the date"
     )
 
 
 def predict(
     model: Annotated[
         Path,
-        typer.Argument(metavar="MODEL", help="What train wrote: the .npz or its folder.", show_default=False),
+        typer.Argument(
+            metavar="MODEL", help="The folder that train wrote, or its .npz file.", show_default=False
+        ),
     ],
     table: Annotated[
         str,
@@ -350,14 +359,17 @@ def predict(
         ),
     ],
     proba: Annotated[
-        bool, typer.Option("--proba", help="Print the probability of every label as well, as CSV.")
+        bool, typer.Option("--proba", help="Also print the probability of every label, as CSV.")
     ] = False,
     threshold: Annotated[
         float | None,
-        option(number, "Predict the second of two labels from this probability on, instead of 0.5."),
+        option(
+            number, "Predict the second of two labels if its probability is at least this, instead of 0.5."
+        ),
     ] = None,
     identity: Annotated[
-        str | None, typer.Option("--id", metavar="COLUMN", help="Print this column beside, as CSV.")
+        str | None,
+        typer.Option("--id", metavar="COLUMN", help="Also print this column of the table, as CSV."),
     ] = None,
     delimiter: Delimiter = None,
     decimal: Decimal = None,
@@ -367,7 +379,7 @@ def predict(
     force: Force = False,
     as_json: AsJson = False,
 ) -> int:
-    """Predicts a label or a number for every row of a table."""
+    """Predict a label or a number for every row of a table."""
     from farthing.cli import outputs
     from farthing.data import model_file
 
@@ -397,11 +409,12 @@ def predict(
         sys.stdout.flush()
     else:
         model_file.write(out, text.encode())
+        say(f"{len(found):,} predictions are written to {out}")
     return 0
 
 
 def _as_fields(target: str, names: list[str], rows: list[tuple[Any, ...]]) -> dict[str, Any]:
-    """Predictions, and what stands beside them, as one object."""
+    """Return predictions, and the facts beside them, as one object."""
     columns: list[Any] = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in names]
     beside = {name: column for name, column in zip(names, columns, strict=True) if name != target}
     return {"target": target, "predictions": columns[names.index(target)]} | (
@@ -423,10 +436,13 @@ NAMES = "people.csv", "people.json"
 
 
 def sample(
-    out: Annotated[Path, typer.Option("-o", "--out", help="The folder to copy them into.")] = Path(),
+    out: Annotated[Path, typer.Option("-o", "--out", help="The folder to write to.")] = Path(),
     force: Force = False,
 ) -> int:
-    """Writes people.csv, 3,000 people who do not exist, and its schema people.json."""
+    """Write a made-up table to try things on, and its schema.
+
+    people.csv has 3,000 people who do not exist; people.json is its schema.
+    """
     from farthing.data.model_file import check_writable, write
 
     folder = files("farthing.data") / "datasets"

@@ -8,6 +8,7 @@ declared, or without a number where one is, counts as nothing. With ``strict`` i
 
 import json
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -40,8 +41,8 @@ from farthing.queries.query import Step
 
 log = logging.getLogger(__name__)
 
-STRICT = "that every value lies within the schema was checked without paying for it (--strict)"
-REHEARSED = "as on made-up rows: a method that adapts to its answers may choose otherwise"
+STRICT = "--strict checked, without a charge, that every value lies within the schema"
+REHEARSED = "rehearsed on made-up rows: a method that adapts to its answers may choose other noise"
 
 Array = NDArray[np.float64]
 Follow = Callable[[], AbstractContextManager[Watch | None]]  # entered when the spending begins
@@ -224,7 +225,9 @@ def _rehearse(
     copy = None if ledger is None else ledger.rehearsal()
     estimator.set_params(records=job.records or records if people is None else job.records)
     rows = None if people is None else len(people)
-    _fitted(_paying(job, estimator, method, copy), *_made_up(job.schema, rows), people)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of what made-up rows hold
+        _fitted(_paying(job, estimator, method, copy), *_made_up(job.schema, rows), people)
     estimator.set_params(records=job.records)
     for form in job.formats:
         export.exported(form, job.schema, estimator.to_sklearn())
@@ -252,9 +255,9 @@ def _prepared(job: TrainingJob) -> tuple[Estimator, SolverMethod, StepRecorder, 
     known = kind.methods
     private = sorted(name for name, method in known.items() if method.private)
     if job.method not in private:  # a fit without privacy is a baseline, and for Python only
-        raise InvalidValue(f"--method must be one of {private}, got {job.method!r}")
+        validate.one_of(private, **{"--method": job.method})
     if job.delta == 0 and known[job.method].filter is not BasicFilter:
-        pure = [f": only --method {name} needs none" for name in PURE if name in known]
+        pure = [f"; --method {name} allows 0" for name in PURE if name in known]
         raise InvalidValue(
             f"--delta must be above 0 with --method {job.method}, got {job.delta:g}{''.join(pure)}"
         )
@@ -264,20 +267,21 @@ def _prepared(job: TrainingJob) -> tuple[Estimator, SolverMethod, StepRecorder, 
             raise Unsupported(
                 f"--budget-column needs a linear model: --model {name} treats all records alike"
             )
-        raise InvalidValue(f"--budget-column needs a --method of {able}, got {job.method!r}")
+        raise InvalidValue(f"--budget-column needs --method {' or '.join(able)}, got {job.method!r}")
     if job.records is not None:
         validate.count(**{"--records": job.records})
     _refuse_splits(job, known[job.method])
     if job.formats and not kind.linear:
         raise Unsupported(
-            f"--format writes linear models, and --model {name} is none: leave --format out, and predict "
-            "with model.npz"
+            f"--format writes linear models only, got --model {name}: leave --format out, and predict with "
+            "model.npz"
         )
     if job.formats and np.isnan(job.schema.bounds[0]).any():
-        raise Unsupported("--format cannot write bounds that are bought: predict with model.npz")
+        raise Unsupported(
+            "--format cannot write private bounds: leave --format out, and predict with model.npz"
+        )
     for form in job.formats:
-        if form not in export.FORMATS:
-            raise InvalidValue(f"--format must be one of {list(export.FORMATS)}, got {form!r}")
+        validate.one_of(export.FORMATS, **{"--format": form})
     plain = known[job.method]
     own = [text for text in job.settings if text.partition("=")[0] in kind.own]
     settings = plain.parsed([text for text in job.settings if text not in own], job.method)
@@ -308,7 +312,7 @@ def _of_the_model(texts: list[str]) -> Settings:
     for text in texts:
         name, _, value = text.partition("=")
         if name in found:
-            raise InvalidValue(f"--set {text}: {name!r} was set before")
+            raise InvalidValue(f"--set {text}: {name!r} is given twice")
         try:
             found[name] = float(value)
         except ValueError:
@@ -319,27 +323,23 @@ def _of_the_model(texts: list[str]) -> Settings:
 def _refuse_splits(job: TrainingJob, method: SolverMethod) -> None:
     """Refuses people with several records, and records that are held out, where no theorem covers them."""
     if (job.user is not None or job.holdout) and job.budget_column is not None:
-        raise InvalidValue(
-            "--budget-column gives records budgets of their own: leave --user and --holdout out"
-        )
+        raise InvalidValue("--budget-column cannot be combined with --user or --holdout: leave those out")
     if job.user is not None and method.filter is not GdpFilter:
         raise Unsupported(
-            f"--user needs a --method that is accounted by GDP, such as auto, got {job.method!r}"
+            f"--user needs a method that is accounted by GDP, such as --method auto, got {job.method!r}"
         )
     if job.user is not None and job.records is None:
         raise InvalidValue(
-            "--user needs --records, a public number of records to learn from: how many are kept is private, "
-            f"because one person has up to {job.rows} of them"
+            "--user needs --records, a public number of records to train on: the true number is private, "
+            "because one person may have several records"
         )
     if job.holdout:
         if job.test is not None:
-            raise InvalidValue("give either --test or --holdout, not both")
+            raise InvalidValue("give either --test or --holdout, got both")
         if job.adjacency not in (None, Adjacency.ADD_REMOVE):
-            raise Unsupported(
-                f"--holdout needs add-remove, got {job.adjacency}: a replaced record changes sides"
-            )
+            raise Unsupported(f"--holdout needs --adjacency add-remove, got {job.adjacency}")
         if not job.delta:
-            raise Unsupported("--holdout adds Gaussian noise: --delta must be above 0")
+            raise Unsupported("--holdout adds Gaussian noise, so --delta must be above 0, got 0")
 
 
 def _refuse_undivided(job: TrainingJob, method: SolverMethod, ledger: Ledger | None) -> None:
@@ -347,8 +347,8 @@ def _refuse_undivided(job: TrainingJob, method: SolverMethod, ledger: Ledger | N
     parts = ledger is not None and isinstance(ledger.filter, BasicFilter)
     if job.holdout and job.ledger is not None and method.filter in (None, RdpFilter) and not parts:
         raise Unsupported(
-            f"--holdout is paid by a part of a ledger, and --method {job.method} takes the whole: leave "
-            "--ledger out, or give one created with --filter basic"
+            f"--holdout needs a part of a ledger, but --method {job.method} needs a whole ledger: leave "
+            "--ledger out, or use one created with --filter basic"
         )
 
 
@@ -390,35 +390,36 @@ def _paying(job: TrainingJob, estimator: Estimator, method: SolverMethod, ledger
     if ledger is None:
         return estimator
     if (job.user is not None or job.holdout) and ledger.budget.adjacency is not Adjacency.ADD_REMOVE:
-        raise Unsupported(f"--user and --holdout need a ledger of add-remove: its budget is {ledger.budget}")
+        raise Unsupported(
+            f"--user and --holdout need a ledger with add-remove adjacency; this one has {ledger.budget}"
+        )
     if ledger.budget.unit is not Unit.RECORD:
         raise InvalidValue(
-            f"--ledger must be one per record, since a row counts as one: its budget is {ledger.budget}"
+            f"--ledger must have unit record, because each row counts as one; this one has {ledger.budget}"
         )
     if ledger.share and any(row.kind == "promise" for row in ledger.journal.rows()):
         spent = BudgetSpent if ledger.share == 1 else Unsupported
         raise spent(
-            f"--ledger holds the plan of another training, of which {1 - ledger.share:.3%} is left: no other "
-            "can spend it, so take a new ledger"
+            f"--ledger holds the plan of another training, with {1 - ledger.share:.3%} left, which no other "
+            "training can spend: use a new ledger"
         )
     if isinstance(ledger.filter, RdpFilter) and (method.filter is not RdpFilter or ledger.share):
         raise Unsupported(
-            "--ledger is spent by an RDP filter, which hands out no parts: create one with --filter gdp, "
-            "zcdp or basic"
+            "--ledger has an RDP filter, which cannot be divided into parts: create a ledger with --filter "
+            "gdp, zcdp or basic"
         )
     estimator.set_params(ledger=ledger)
     if job.epsilon is None:
         if ledger.budget.delta != job.delta:
-            raise InvalidValue(f"--delta must be the ledger's, {ledger.budget.delta:g}, got {job.delta:g}")
+            raise InvalidValue(f"--delta must equal the ledger's {ledger.budget.delta:g}, got {job.delta:g}")
         estimator.set_params(delta=None)
         return estimator
     if ledger.share == 0 and ledger.budget == ledger.budget.with_(job.epsilon, job.delta):
         estimator.set_params(epsilon=None, delta=None)
     elif method.filter in (None, RdpFilter) and not isinstance(ledger.filter, BasicFilter):
-        kind = "promises a plan" if method.filter is None else "asks batches"
+        kind = "promises a plan" if method.filter is None else "samples batches"
         raise Unsupported(
-            f"--method {job.method} {kind}: it takes a new ledger, or a part of one created with "
-            "--filter basic"
+            f"--method {job.method} {kind}, so it needs a new ledger, or one created with --filter basic"
         )
     return estimator
 

@@ -1,7 +1,7 @@
 """Write a model card: Markdown with the front matter that Hugging Face reads, from a ``privacy.json``.
 
-A card says what a report says, shorter: what was trained, the guarantee, what was taken as public, and what
-the guarantee does not cover. Fields that a program cannot know are marked "to be filled in".
+A card is a shorter report: the model, the guarantee, the facts taken as public, and the limits of the
+guarantee. Fields that a program cannot know are marked "to be filled in".
 
 `logged` sends the same facts to MLflow, where that is installed.
 """
@@ -29,14 +29,17 @@ def read(folder: Path) -> dict[str, Any]:
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InvalidValue(f"FOLDER must be one that train wrote, {str(path)!r}: {error.strerror}") from None
+        raise InvalidValue(
+            f"{str(path)!r} cannot be read: {error.strerror}; FOLDER must be one that train wrote"
+        ) from None
     except ValueError:
         told = None
     if not isinstance(told, dict) or not {"format", "guarantee", "public", "method"} <= told.keys():
-        raise InvalidValue(
-            f"FOLDER must be one that train wrote: {str(path)!r} is no privacy.json with a format number"
-        )
+        raise InvalidValue(f"{str(path)!r} is not a privacy.json: FOLDER must be one that train wrote")
     return told
+
+
+_FIGURES = ("accuracy", "guessing", "auc", "rmse", "rmse_of_mean", "standard_error")
 
 
 def card(told: Mapping[str, Any]) -> str:
@@ -45,10 +48,11 @@ def card(told: Mapping[str, Any]) -> str:
     finite = math.isfinite(said.epsilon)
     size = f"({upwards(said.epsilon)}, {said.delta:g})-differential privacy" if finite else "none"
     checked = _text(declared.checked_by) or (
-        "**nobody who is named. If a bound or a value was read from the records, the guarantee is void.**"
+        "**nobody. If a bound or a value was read from the records, the guarantee is void.**"
     )
     rows = [f"| {_text(name)} | {role} | {_text(what)} |" for name, role, what in declared.rows()]
-    people = told.get("rows_per_person")
+    people, choice = told.get("rows_per_person"), _text(told.get("choice", ""))
+    kind = choice.partition(":")[0] or _text(told["trained"])
     by = f" (column {_text(declared.user_column)})" if declared.user_column else ""
     facts = {
         "Guarantee": f"**{size}**",
@@ -58,7 +62,7 @@ def card(told: Mapping[str, Any]) -> str:
         "Assumptions": _text(said.note) or "none beside what is declared public",
         "Records": f"{int(told['records']):,}"
         + ("" if people is None else f", at most {int(people):,} of a person{by}"),
-        "Method": f"{_text(told['method'])}, {int(told['steps']):,} steps",
+        "Method": f"{_text(told['method'])}{f' ({choice})' * bool(choice)}, {int(told['steps']):,} steps",
         "Ledger": f"`{plain(told.get('ledger') or 'in memory')}`",
         "Date": plain(told["date"], 40),
         "Software": plain(told["software"], 40),
@@ -69,7 +73,7 @@ def card(told: Mapping[str, Any]) -> str:
             *_front(told, declared, size),
             f"# {_text(declared.target['name'])}",
             "",
-            "A linear model, trained under differential privacy. "
+            f"A {kind} model, trained under differential privacy. "
             + (strength(said, int(told["records"]))[1] if finite else ""),
             "",
             "## Model details",
@@ -116,10 +120,12 @@ def _evaluated(told: Mapping[str, Any]) -> list[str]:
     test = told.get("test")
     if not test:
         return [TO_FILL, ""]
-    names = [name for name in ("accuracy", "guessing", "auc", "rmse", "rmse_of_mean") if name in test]
-    share = {"accuracy", "guessing"}
-    cells = [(name, float(test[name])) for name in names]
-    rows = [f"| {name} | {percent(value) if name in share else number(value)} |" for name, value in cells]
+    shares = {"accuracy", "guessing"} | ({"standard_error"} if "accuracy" in test else set())
+    cells = [(name, float(test[name])) for name in _FIGURES if name in test]
+    rows = [
+        f"| {name.replace('_', ' ')} | {percent(value) if name in shares else number(value)} |"
+        for name, value in cells
+    ]
     return [f"On {_text(test['table'])}: {_text(test['note'])}.", "", *_table(("figure", "value"), rows)]
 
 

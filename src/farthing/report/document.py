@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 _HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 _POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'"
 _UNCHECKED = (
-    "Nobody is named as having checked that bounds and values are public. If one was read from the records, "
-    "this guarantee is void."
+    "The schema names nobody who checked that its bounds and values are public. If one was read from the "
+    "records, this guarantee is void."
 )
 _UNKEPT = (
-    "The charges were kept in memory, and are gone with the process that made them. Nothing but this page "
-    "tells what was charged, and nobody can verify it or count later trainings against it."
+    "The charges were kept in memory and ended with their process. Only this page states them: nobody can "
+    "verify them, or charge later trainings to the same budget."
 )
 _SIGN_OFF = (
     "<section class='signoff'><h2>Sign-off</h2><p class='lead'>For the person who reviews this report. Fill "
@@ -185,7 +185,7 @@ def _banner(subject: Subject) -> str:
     said = subject.guarantee
     if not subject.guaranteed:
         why = (
-            "An audit refuted what was claimed. Do not release this model as private."
+            "An audit refuted the claim. Do not release this model as private."
             if subject.refuted
             else f"{said.note or 'nothing is promised: epsilon is infinite'}. Do not release this model as "
             "private."
@@ -201,9 +201,13 @@ def _banner(subject: Subject) -> str:
     if not subject.durable:
         boxes += _box(Tone.CARE, "Ledger in memory", _UNKEPT)
     if subject.floats:
-        boxes += _box(Tone.CARE, "Float noise", "True of real numbers; the low bits of floats may tell more.")
+        boxes += _box(
+            Tone.CARE,
+            "Float noise",
+            "The guarantee holds for real numbers; low bits of floats may reveal more.",
+        )
     if subject.partial:
-        text = "The run was interrupted before its end. Its model is partial; all that it spent is counted."
+        text = "The run was interrupted before its end. Its model is partial; everything it spent is counted."
         boxes += _box(Tone.CARE, "Partial run", text)
     return boxes
 
@@ -222,7 +226,7 @@ def _tiles(subject: Subject) -> str:
         ("Epsilon", upwards(said.epsilon) if sound else "infinite"),
         ("Delta", number(said.delta) if sound else "none"),
         ("Protects", f"one {said.unit}"),
-        ("Of the ledger, charged", percent(subject.share)),
+        ("Budget charged", percent(subject.share)),
     ]
     items = "".join(f"<dl class='tile'><dt>{name}</dt><dd>{escape(value)}</dd></dl>" for name, value in tiles)
     return f"<div class='tiles'>{items}</div>"
@@ -250,14 +254,14 @@ def _declared(subject: Subject) -> str:
         f"<tr>{''.join(f'<td>{escape(cell, 2_000)}</td>' for cell in row)}</tr>" for row in declared.rows()
     )
     people = declared.rows_per_person
-    by = f"; the column {declared.user_column} says whose they are" if declared.user_column else ""
+    by = f"; the column {declared.user_column} identifies the person" if declared.user_column else ""
     facts = [
-        ("Schema", f"{declared.source}; checked by {declared.checked_by or 'nobody who is named'}"),
+        ("Schema", f"{declared.source}; checked by {declared.checked_by or 'nobody'}"),
         ("SHA-256 of the schema, as the model file holds it", declared.sha256),
-        ("Records", "not told" if subject.records is None else f"{subject.records:,}"),
-        ("Records of a person", "not limited" if people is None else f"at most {people:,} are kept{by}"),
-        ("Model file", declared.model or "not told"),
-        ("SHA-256 of the model file", declared.model_sha256 or "not told"),
+        ("Records", "not stated" if subject.records is None else f"{subject.records:,}"),
+        ("Records of a person", "not limited" if people is None else f"at most {people:,} are used{by}"),
+        ("Model file", declared.model or "not stated"),
+        ("SHA-256 of the model file", declared.model_sha256 or "not stated"),
     ]
     terms = "".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in facts)
     return (
@@ -272,7 +276,7 @@ def _declared(subject: Subject) -> str:
 
 def _intended(subject: Subject) -> str:
     if not subject.guaranteed:
-        return "<p class='mark alarm'>None of this holds. It is what would have been claimed.</p>"
+        return "<p class='mark alarm'>None of this holds. It shows what would have been claimed.</p>"
     return (
         "<p class='lead'>Eleven questions that decide what a guarantee is worth, in the order of "
         "NIST SP 800-226.</p>"
@@ -292,7 +296,7 @@ def _federated(run: FederatedRun) -> str:
         "<h2>Federated clients</h2><p class='lead'>"
         + escape(
             f"{clients:,} clients kept their records and trained with {run.method} over {run.rounds:,} "
-            f"rounds, each on a budget of its own: {size}, {said.adjacency}, per {said.unit}, against "
+            f"rounds, each with its own budget: {size}, {said.adjacency}, per {said.unit}, against "
             f"{said.observer}, with {run.trust} noise, by {said.accountant} ({said.theorem}).{reached}",
             900,
         )

@@ -326,8 +326,8 @@ def audited(subject: Subject) -> Picture | None:
     left_out = len(subject.audit) - len(found)
     title = "Attacks beside the claim"
     caption = (
-        "A bar is what an attack showed of ε with confidence, a mark what is claimed. A bar beyond its mark "
-        "breaks the claim; one before it proves nothing."
+        "A bar shows the lower bound on ε from an attack, a mark shows the claim. A bar beyond its mark "
+        "breaks the claim; a bar before it proves nothing."
     ) + (f" The {left_out:,} weakest are left out." if left_out else "")
     return Picture(
         title,

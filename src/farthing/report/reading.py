@@ -1,11 +1,10 @@
 """Read the JSON output of other commands, for the subject of a report.
 
-Only what a page shows is read, and all of it is checked: these files may come from anywhere.
+Only the fields that a page shows are read, and all of them are checked: these files may come from anywhere.
 
-`spent` and `curve` compute the numbers of two pictures: ε after so many answers, and ε at every δ.
-
-Both follow the accountant of the guarantee: certified tight accounting for promised plans, the filter's own
-totals otherwise. Where a theorem proves a single (ε, δ) only, there is no curve.
+`spent` and `curve` compute the numbers of two pictures: ε after a number of answers, and ε at every δ. Both
+follow the accountant of the guarantee: certified tight accounting for promised plans, the filter's totals
+otherwise. If a theorem proves a single (ε, δ) only, there is no curve.
 """
 
 import json
@@ -58,7 +57,7 @@ def read(option: str, file: Path, take: Callable[[dict[str, Any]], T]) -> T:
             raise ValueError(f"it holds a {type(found).__name__}")
         return take(found)
     except OSError as error:
-        raise InvalidValue(f"{option} must be a readable file, {str(file)!r}: {error.strerror}") from None
+        raise InvalidValue(f"{option} {str(file)!r} cannot be read: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else f"{error}"[:200]
         raise InvalidValue(
@@ -84,7 +83,7 @@ def told(said: dict[str, Any]) -> Told:
 
 
 def _released(said: dict[str, Any]) -> Iterator[str]:
-    """Yield what a training released beside the guarantee."""
+    """Yield the releases of a training that the guarantee does not cover."""
     test = said.get("test")
     if test and test["note"] != HELD_OUT:
         yield f"Figures on the test table {test['table']}: {test['note']}."
@@ -95,8 +94,8 @@ def _released(said: dict[str, Any]) -> Iterator[str]:
 def earlier(ledgers: Sequence[str]) -> str:
     """Return the sentence about ledgers of earlier trainings in the same folder."""
     return (
-        f"Earlier trainings wrote {', '.join(map(str, ledgers))} beside this ledger: where they are about "
-        "the same people, what all of them cost adds up"
+        f"Earlier trainings in the same folder wrote {', '.join(map(str, ledgers))}. If they used records "
+        "of the same people, the costs of all of them add up"
     )
 
 
@@ -107,7 +106,7 @@ def verified(said: dict[str, Any]) -> str:
     if not said["ok"] and not unsure:
         raise LedgerLocked(f"{said['file']}: {verdict}")
     if not said["ok"]:
-        return f"The independent verifier did not recompute the spend: {verdict}"
+        return f"The independent verifier did not recompute the cost: {verdict}"
     low, high = said.get("plan_between") or said.get("spent_between") or (None, None)
     if low is None or high is None:
         return "Hash chain, head and answers are consistent."
@@ -214,7 +213,7 @@ _TIGHT = "pld"
 
 
 def spent(subject: Subject) -> Points:
-    """Return (answers, their ε) along the run; empty where nothing is promised."""
+    """Return (answers, their ε) along the run; empty if nothing is promised."""
     total = sum(charge.count for charge in subject.charges)
     if not subject.guaranteed or not total:
         return []
@@ -233,7 +232,7 @@ def _promised(subject: Subject) -> bool:
 
 
 def _counted(charges: Sequence[Charge], cuts: Sequence[int]) -> "Iterator[Counter[Event]]":
-    """Return, for every cut, how often each event is among the first so many answers."""
+    """Return, for every cut, the number of each event among the first answers."""
     counted: Counter[Event] = Counter()
     places, at, passed = iter(cuts), 0, 0
     cut = next(places, None)
@@ -280,7 +279,7 @@ def _filtered(subject: Subject) -> Callable[["Counter[Event]"], float]:
 
 
 def _people(subject: Subject) -> int:
-    """Return how many records a person has at most where the guarantee is a person's, and charges are not."""
+    """Return the most records per person if the guarantee is per person and charges are not."""
     declared = subject.declared
     if declared is None or subject.guarantee.unit is not Unit.USER or subject.budget.unit is Unit.USER:
         return 1

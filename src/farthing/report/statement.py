@@ -98,7 +98,7 @@ def band(epsilon: float) -> tuple[Tone, str]:
         return Tone.CALM, "That is strong protection by common practice (ε up to 1; Ponomareva et al. 2023)."
     if epsilon <= 10:
         return Tone.CARE, "That is a usual size in practice (ε from 1 to 10), and not strong."
-    return Tone.WEAK, "That is weak: beyond ε = 10 the bound says little about what is hidden."
+    return Tone.WEAK, "That is weak: above ε = 10 the bound hides little."
 
 
 def strength(said: Guarantee, records: int | None) -> tuple[Tone, str]:
@@ -126,7 +126,7 @@ def _large(share: float) -> str:
     return (
         f"δ times the number of records is {number(share, 2)}. "
         + ("That is too large. " if share >= 1 else "That is large. " if share >= _MUCH else "")
-        + f"From 1 on, publishing one record as it is would be allowed; it should be well below {_MUCH:g}."
+        + f"At 1 or more, publishing one whole record would be allowed; it should be well below {_MUCH:g}."
     )
 
 
@@ -144,7 +144,7 @@ _UNITS = {
     Unit.RECORD: (
         "One record",
         "The guarantee is about one row of the table. Somebody with several rows is protected less: with k "
-        "of them, ε counts k times, and δ more than that.",
+        "rows, ε is multiplied by k, and δ by more than that.",
     ),
     Unit.USER: ("One person", "The guarantee is about all records of one person together."),
     Unit.PARTY: (
@@ -155,18 +155,18 @@ _UNITS = {
 _NEIGHBOURS = {
     Adjacency.ADD_REMOVE: (
         "Added or removed",
-        "The result is compared with what it would have been had one {unit} not been there at all. "
+        "The result is compared with the result on the same data without one {unit}. "
         "ε and δ bound how well anybody can tell the two apart.",
     ),
     Adjacency.REPLACE_ONE: (
         "Replaced by another",
-        "The result is compared with what it would have been had one {unit} been a different one. The number "
-        "of them is not hidden.",
+        "The result is compared with the result on data in which one {unit} is replaced by another. The "
+        "number of them is not hidden.",
     ),
     Adjacency.ZERO_OUT: (
         "Left blank",
-        "The result is compared with what it would have been had one {unit} contributed nothing. The number "
-        "of them is not hidden.",
+        "The result is compared with the result on data in which one {unit} contributes nothing. The "
+        "number of them is not hidden.",
     ),
 }
 _OTHERWISE = {
@@ -178,8 +178,8 @@ _OBSERVERS = {
     Observer.ANYONE: (
         "A trusted trainer; everybody else may look",
         "Whoever ran the training held the records and is trusted with them. The guarantee holds against "
-        "anybody who sees the model and every answer that was released on the way, whatever else they know "
-        "and however they combine it, but not which records were drawn in a step.",
+        "anybody who sees the model and every answer that was released during training, whatever else they "
+        "know, but not which records were drawn in a step.",
     ),
     Observer.COORDINATOR: (
         "Also against an observer of the draws",
@@ -201,7 +201,7 @@ _ACCOUNTANTS = {
     "gdp": "A filter for Gaussian differential privacy",
     "zcdp": "A filter for concentrated differential privacy",
     "rdp": "A filter for Rényi differential privacy",
-    "basic": "Basic composition: what each answer costs is added up",
+    "basic": "Basic composition: the costs of all answers are added up",
 }
 
 
@@ -230,7 +230,7 @@ def _size(subject: Subject) -> Item:
         why = (
             "An audit refuted the claim."
             if subject.refuted
-            else "ε is infinite: what was released may tell everything."
+            else "ε is infinite: the release may reveal everything."
         )
         return Item(name, "No guarantee: ε is infinite", (why,), Tone.ALARM)
     epsilon, factor = upwards(said.epsilon), exponential(said.epsilon)
@@ -253,7 +253,7 @@ def _size(subject: Subject) -> Item:
         )
     if subject.partial:
         meaning.append(
-            "The run was interrupted. The guarantee covers what was released and all that was left."
+            "The run was interrupted. The guarantee covers its releases, and the rest of the budget."
         )
     delta = f", δ = {number(said.delta)}" if said.delta else ", δ = 0"
     return Item(name, f"ε = {epsilon}{delta}", tuple(meaning), tone)
@@ -270,9 +270,9 @@ def _personal(subject: Subject) -> Iterator[str]:
             f"{upwards(own)} of {number(level)}" if own else f"0 of {number(level)}" for level, own in each
         ]
         yield (
-            "Budgets are personal, and this is the largest. For each level its own ε holds, against "
-            f"the others as well: {'; '.join(parts)}. A level at 0 never took part. Who has which budget is "
-            "taken as public."
+            "Budgets are personal, and this is the largest ε. For each level its own ε holds, against "
+            f"the others as well: {'; '.join(parts)}. A level at 0 took no part. Everybody's budget "
+            "is taken as public."
         )
 
 
@@ -282,7 +282,7 @@ def _declared(subject: Subject) -> Item:
     if declared is None:
         return Item(
             name,
-            "Not told to this report",
+            "Not stated in this report",
             (f"Bounds, vocabularies and sizes that the training relied on are not listed here. {void}",),
             Tone.CARE,
         )
@@ -294,10 +294,10 @@ def _declared(subject: Subject) -> Item:
     if not declared.checked_by:
         return Item(
             name,
-            "A schema that nobody is named as having checked",
+            "A schema that names nobody who checked it",
             (
-                f"{void} Ask who wrote the schema, and from what. Count the guarantee as void until somebody "
-                "who knows the columns vouches for it.",
+                f"{void} Ask who wrote the schema, and from which source. Treat the guarantee as void until "
+                "somebody who knows the columns vouches for it.",
                 facts,
             ),
             Tone.CARE,
@@ -305,7 +305,7 @@ def _declared(subject: Subject) -> Item:
     return Item(
         name,
         f"A schema that was checked by {plain(declared.checked_by)}",
-        (facts, f"Whether it is public is their statement, which no program can check. {void}"),
+        (facts, f"That it is public is this person's statement; no program can check it. {void}"),
     )
 
 
@@ -320,10 +320,10 @@ def _accounting(subject: Subject) -> Item:
     meaning = []
     if subject.plan:
         times = sum(times for _, times in subject.plan)
-        meaning.append(f"{times:,} answers were promised beforehand, and their cost was computed together.")
+        meaning.append(f"{times:,} answers were promised in advance, and their cost was computed together.")
     elif said.accountant in ("gdp", "zcdp", "rdp", "basic"):
         meaning.append(
-            "What is asked next may depend on earlier answers; nothing is released that does not fit."
+            "The next query may depend on earlier answers. A query that does not fit the budget is refused."
         )
     if said.theorem:
         meaning.append(f"Theorem: {plain(said.theorem)}.")
@@ -336,17 +336,17 @@ def _sampling(subject: Subject) -> Item:
         ways[0] if len(ways) == 1 else "Several ways" if ways else "Nothing was drawn"
     )
     meaning = [f"{way}." for way in ways if way != value]
-    meaning.append("The sampler that ran is the one that was charged: a price follows from the draw itself.")
+    meaning.append("The charge was computed from the sampler that ran, so the two cannot differ.")
     return Item("How records were drawn", plain(value), tuple(meaning))
 
 
 def _drawn(event: Event) -> str:
     match event:
         case PoissonEvent(rate):
-            return f"Each record by itself with probability {number(rate)} (Poisson)"
+            return f"Each record independently with probability {number(rate)} (Poisson)"
         case TruncatedEvent(rate, size):
             return (
-                f"Each record by itself with probability {number(rate)} (Poisson); where more than {size:,} "
+                f"Each record independently with probability {number(rate)} (Poisson); if more than {size:,} "
                 f"are drawn, a random {size:,} of them"
             )
         case FixedSizeEvent(size, of):
@@ -354,7 +354,9 @@ def _drawn(event: Event) -> str:
         case DrawnEvent(rate):
             return f"With probability {number(rate)}, and the draw may be seen"
         case BalancedEvent(bins):
-            return f"Each record once a pass, in one of {bins:,} turns that is drawn for it and kept secret"
+            return (
+                f"Each record once in every pass, in one of {bins:,} turns, drawn at random and kept secret"
+            )
         case TurnEvent(RepeatedEvent(PoissonEvent() | TruncatedEvent() as inner, chances), turns):
             return (
                 f"Records take turns, a record in {chances:,} of {turns:,} answers at most. {_drawn(inner)}"
@@ -367,7 +369,7 @@ def _drawn(event: Event) -> str:
             ways = [_drawn(own) if flatten(own) else "Never drawn" for own in events]
             return "; ".join(["Each record at the rate of its own level of budget", *dict.fromkeys(ways)])
         case ApproximateEvent() | ZcdpEvent():
-            return "Not told: parts of the budget were handed on, and this ledger holds only their cost"
+            return "Not recorded: parts of the budget were passed on, and this ledger holds only their cost"
     return "Every record takes part in every answer"
 
 
@@ -410,7 +412,7 @@ def _others(subject: Subject) -> Item:
         return Item(
             name,
             "Nothing else, as far as this report knows",
-            (*known, "What was printed or published elsewhere about the records is not covered."),
+            (*known, "Other publications about the records are not covered."),
         )
     return Item(
         name,
@@ -435,8 +437,8 @@ def _tuning(subject: Subject) -> Item:
         name,
         "Not known to this report",
         (
-            "Settings that were chosen by trying them on the same records cost privacy too. Only tries that "
-            "were charged to this ledger are included; the others are not covered.",
+            "Settings that were chosen by trials on the same records cost privacy too. Only trials that were "
+            "charged to this ledger are included; the guarantee does not cover others.",
         ),
         Tone.CARE,
     )
@@ -445,16 +447,18 @@ def _tuning(subject: Subject) -> Item:
 def _audit(subject: Subject) -> Item:
     name = "Audit"
     if not subject.audit:
-        return Item(name, "Not run", ("No attack was tried: what is claimed rests on the theorem above.",))
+        return Item(name, "Not run", ("No attack was tried. The claim rests on the theorem above.",))
     own = subject.own_audit
     others = ", ".join(
         dict.fromkeys(plain(what, 60) for what, verdict in subject.audit if (what, verdict) not in own)
     )
     apart = (
-        f"Attacks on other methods are in the table and say nothing of this one: {others}." if others else ""
+        f"The table also has attacks on other methods, which say nothing about this one: {others}."
+        if others
+        else ""
     )
     if not own:
-        return Item(name, "Not run on this method", (apart, "What is claimed rests on the theorem above."))
+        return Item(name, "Not run on this method", (apart, "The claim rests on the theorem above."))
     broken = [what for what, verdict in own if verdict.broken]
     if broken:
         names = ", ".join(dict.fromkeys(plain(what, 60) for what in broken))
@@ -468,10 +472,10 @@ def _audit(subject: Subject) -> Item:
         (
             f"{len(own):,} attacks were tried. The strongest shows ε of at least "
             f"{downwards(most.eps_lower)} where {number(most.claim.epsilon)} is claimed, with "
-            f"{percent(most.confidence)} confidence. That is no proof that the claim is true.",
+            f"{percent(most.confidence)} confidence. This is not a proof that the claim is true.",
             _power(own),
-            "Attacks were on the method, over and over on small tables made for the purpose, and not on this "
-            "run.",
+            "The attacks ran the method many times on small tables made for the purpose; they did not attack "
+            "this run.",
             *filter(None, (apart,)),
         ),
     )

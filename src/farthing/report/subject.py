@@ -4,12 +4,12 @@
                          history=model.history_)
     Path("report.html").write_text(page(subject), encoding="utf-8")
 
-A ledger's rows say what was charged. Where a training took its part of a ledger in one charge, its own
-answers are in ``history``, the steps that it returned, and the pictures show those.
+A ledger's rows record the charges. If a training took its part of a ledger in one charge, its own answers are
+in ``history``, the steps that it returned, and the pictures show those.
 
-`Declared` is what a run took as public: columns, bounds, vocabularies, sizes, and who checked them. A
-guarantee protects the records given these facts. Where one of them was read from the records, it does not
-hold: that is the first question of a review, so that a report answers it column by column.
+`Declared` holds the facts that a run took as public: columns, bounds, vocabularies, sizes, and who checked
+them. A guarantee protects the records given these facts. If one of them was read from the records, it does
+not hold; a report therefore lists them column by column.
 
 >>> facts = {"schema": {"source": "a.json", "sha256": "ab", "checked_by": ""},
 ...          "columns": [{"name": "age", "low": 0, "high": 99}],
@@ -68,21 +68,21 @@ class Declared:
     Parameters
     ----------
     source : str
-        The schema's file, or where else it came from.
+        The file of the schema, or its other origin.
     sha256 : str
         The hash of the schema as JSON, which the model file holds.
     checked_by : str
-        Who checked that it is public; empty where nobody is named.
+        The person who checked that it is public; empty if nobody is named.
     columns : tuple of mappings
         The features, as in a schema's JSON.
     target : mapping
-        What is predicted.
+        The column that is predicted.
     records_declared : bool, default False
         Whether the number of records was declared, not counted.
     rows_per_person : int, optional
-        How many records of a person were kept at most; None where that is not limited.
+        The largest number of records of a person that were kept; None if it is not limited.
     user_column : str
-        The column that says whose a record is; empty where there is none.
+        The column that identifies the person of a record; empty if there is none.
     model, model_sha256 : str
         The model file, and its hash.
 
@@ -179,7 +179,7 @@ class ClientGroup:
     epsilon : float
         Their budget.
     clients : int
-        How many there are.
+        The number of clients.
     rounds, done : int
         The rounds that they could afford, and those that they took.
     """
@@ -260,7 +260,7 @@ class Subject:
 
     @property
     def guaranteed(self) -> bool:
-        """Return whether anything is promised."""
+        """Return whether there is a guarantee."""
         return math.isfinite(self.guarantee.epsilon) and self.noise != SEEDED and not self.refuted
 
     @property
@@ -312,33 +312,33 @@ class Subject:
         Parameters
         ----------
         ledger : Ledger or Journal
-            A journal alone will do, also one that was used with seeded noise, which no ledger opens again.
+            A journal alone is enough, also one that was used with seeded noise, which no ledger opens again.
         title, method : str
         steps : int, optional
             None: the number of answers.
         guarantee : Guarantee, optional
             None: the ledger's.
         history : iterable of Step
-            The steps of the run, where it took its part of the ledger in one charge.
+            The steps of the run, if it took its part of the ledger in one charge.
         sampler : str, optional
-            How records were drawn, in words.
+            A description of the sampler.
         records, features : int, optional
             Public numbers.
         scores : sequence of Score
         measure : str, default "accuracy"
-            What the scores are.
+            The name of the score.
         released : sequence of str
-            What was computed without privacy.
+            Releases that were computed without privacy.
         tuning : str
-            Whether settings were tried on the records, and who paid for that.
+            Whether settings were tried on the records, and whether these trials were charged.
         partial : bool, default False
             Whether the run was interrupted.
         federated : FederatedRun, optional
         audit : sequence of (str, Verdict)
         verified : str
-            What an independent check of the ledger found.
+            The finding of an independent check of the ledger.
         declared : Declared, optional
-            What the run took as public, column by column.
+            The facts that the run took as public, by column.
         """
         journal = ledger.journal if isinstance(ledger, Ledger) else ledger
         header, rows = journal.header, tuple(journal.rows())

@@ -1,6 +1,7 @@
 """Release statistics of private columns: counts, means, histograms, quantiles and bounds, each paid for.
 
-`spending` takes the part of a budget that a statistic costs; `cells`, `ranks` and `ranges` hold the queries.
+`spending` takes the part of a budget that a statistic costs; `cells`, `ranks` and `ranges` define the
+queries.
 """
 
 from farthing.statistics.cells import count, histogram, mean

@@ -1,19 +1,17 @@
-"""Count records in cells, and average numbers in them: counts, histograms and means, by declared groups.
+"""Count records in cells and average numbers in them: counts, histograms and means, by declared groups.
 
-Every record lies in one cell at most (a group, a bin), decided by its own values and public rules, and adds
-a term of known norm there: 1 to a count; (1/2, z) to a mean, where z in [-1, 1] is its number between the
-bounds. So a record that comes or goes moves all cells together by that norm, however many cells there are
-(parallel composition, as a sensitivity), and the noise on each is that of one count. What lies in no cell,
-is missing or is not finite adds nothing.
+Every record lies in at most one cell (a group, a bin), decided by its own values and public rules, and adds a
+term of known norm there: 1 to a count; (1/2, z) to a mean, where z in [-1, 1] is its position between the
+bounds. So under add-remove a record changes all cells together by that norm, for any number of cells
+(parallel composition), and the noise on each is that of one count. A value that lies in no cell, is missing
+or is not finite adds nothing.
 
-Sums are exact: terms are whole multiples of 2⁻²⁰ with at most 2³⁰ records, so every partial sum is a
-multiple of 2⁻²⁰ below 2³¹ and has no rounding in float64, in whatever order and over whatever parts it is
-added.
+Sums are exact: terms are integer multiples of 2⁻²⁰ with at most 2³⁰ records, so every partial sum is a
+multiple of 2⁻²⁰ below 2³¹ and float64 has no rounding, in any order and over any partition.
 
-Why (1/2, z): a mean is sum over count, z̄ = S / N, and the noise of both moves it by σ √(1 + 4 z̄²) / N
-where σ is proportional to the norm √(5/4) of the term. Half is near the best weight for means in the middle
-half of their bounds, and no public number of records is needed, nor one that takes missing values for
-present.
+Why (1/2, z): a mean is sum over count, z̄ = S / N, and the noise of both changes it by σ √(1 + 4 z̄²) / N
+where σ is proportional to the norm √(5/4) of the term. The weight 1/2 is nearly optimal for means in the
+middle half of their bounds. The method needs no public number of records, and missing values are not counted.
 """
 
 import cmath
@@ -36,10 +34,10 @@ from farthing.statistics.spending import Allowance, Statistic
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-GRID = 2.0**-20  # of which all terms are multiples
-BLOCK = 2**16  # records that are read at a time
-_COUNTED = 0.5  # what a record adds to the count of a mean
-_FEWEST = 4.0  # deviations that a count must have for its mean to say something
+GRID = 2.0**-20  # all terms are multiples of it
+BLOCK = 2**16  # records per block
+_COUNTED = 0.5  # a record's contribution to the count of a mean
+_FEWEST = 4.0  # a count needs this many deviations for its mean to be reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class Cells:
     """A contribution that counts records in cells: for each of ``columns``, one of ``cells`` or none.
 
     Records are ``Rows(codes)`` with codes of shape (records, columns), -1 for no cell. One record's term has
-    ``columns`` ones, and is shrunk where the bound is smaller.
+    ``columns`` ones, and is shrunk if the bound is smaller.
     """
 
     columns: int
@@ -65,7 +63,7 @@ class Cells:
         return float(self.columns), math.sqrt(self.columns)
 
     def bounded_sum(self, records: Any, w: Any, bound: ClipNorm) -> Array:
-        """Return how many records lie in each cell, of each column, in units of the bound."""
+        """Return the number of records in each cell of each column, in units of the bound."""
         found = np.zeros(self.columns * self.cells)
         for start in range(0, len(records), BLOCK):
             codes = np.asarray(records[0][start : start + BLOCK], dtype=np.int64).reshape(-1, self.columns)
@@ -79,7 +77,7 @@ class Cells:
 class Sums:
     """A contribution that adds (1/2, z) in one of ``cells``, where z is a record's number between two bounds.
 
-    Records are ``Rows(codes, numbers)``: codes are cells, -1 for none. ``counted`` is 0 in place of 1/2 where
+    Records are ``Rows(codes, numbers)``: codes are cells, -1 for none. ``counted`` is 0 in place of 1/2 if
     the number of records is public.
     """
 
@@ -112,7 +110,7 @@ class Sums:
 
 
 def shrunk(bound: ClipNorm, norms: tuple[float, float]) -> float:
-    """Return the factor that brings a term of these norms within a bound; 1 for the bound it was made for."""
+    """Return the factor that brings a term of these norms within a bound; 1 for the bound of this class."""
     return min(1.0, bound.clip / norms[bound.order - 1])
 
 
@@ -132,18 +130,18 @@ def count(
     values : array-like of shape (records,)
         Private values of any type; None, empty text and numbers that are not finite are not counted.
     by : array-like of shape (records,), optional
-        Which group a record belongs to.
+        The group of each record.
     groups : array-like, optional
-        The public list of groups, with ``by``; a record of any other counts as nothing.
+        The public list of groups, with ``by``; a record of any other group is not counted.
     epsilon, delta : float, optional
-        The budget of this statistic; with ``ledger`` the part of it to take, where None takes what is left.
+        The budget of this statistic; with ``ledger`` the part of it to spend, by default the remainder.
     ledger : Ledger, optional
         The ledger to spend from. None makes one in memory.
 
     Returns
     -------
     Statistic
-        One count, or one a group: whole groups cost no more than one.
+        One count, or one per group; the price does not depend on the number of groups.
 
     Examples
     --------
@@ -174,17 +172,17 @@ def histogram(
     values : array-like of shape (records,)
         Private numbers or values.
     bins : array-like
-        Edges in ascending order, numbers: a bin holds its lower edge, the last one its upper edge too. Or
-        texts: the values to count. What lies outside counts as nothing.
+        Edges in ascending order, numbers: a bin includes its lower edge, the last one also its upper edge. Or
+        texts: the values to count. Other values are not counted.
     epsilon, delta : float, optional
-        The budget of this statistic; with ``ledger`` the part of it to take, where None takes what is left.
+        The budget of this statistic; with ``ledger`` the part of it to spend, by default the remainder.
     ledger : Ledger, optional
         The ledger to spend from. None makes one in memory.
 
     Returns
     -------
     Statistic
-        One count a bin; ``groups`` are the edges, or the values.
+        One count per bin; ``groups`` are the edges, or the values.
 
     Examples
     --------
@@ -220,26 +218,26 @@ def mean(
     Parameters
     ----------
     values : array-like of shape (records,)
-        Private numbers; missing ones count as nothing, those beyond the bounds are clipped.
+        Private numbers; missing ones are not counted, those beyond the bounds are clipped.
     bounds : (low, high)
-        Public bounds, or released ones, of `bounds`.
+        Public bounds, or bounds that `bounds` released.
     by : array-like of shape (records,), optional
-        Which group a record belongs to.
+        The group of each record.
     groups : array-like, optional
         The public list of groups, with ``by``.
     records : int, optional
-        The public number of records, where that is known and none is missing: all of the budget goes to the
-        sum then. None counts them privately.
+        The public number of records, if it is known and none is missing: the whole budget then goes to the
+        sum. None counts them privately.
     epsilon, delta : float, optional
-        The budget of this statistic; with ``ledger`` the part of it to take, where None takes what is left.
+        The budget of this statistic; with ``ledger`` the part of it to spend, by default the remainder.
     ledger : Ledger, optional
         The ledger to spend from. None makes one in memory.
 
     Returns
     -------
     Statistic
-        One mean, or one a group. Where the noise drowns a group, the middle of the bounds, with an error of
-        half their width.
+        One mean, or one per group. If the noise hides a group, it is the middle of the bounds, with an error
+        of half their width.
 
     Examples
     --------
@@ -265,7 +263,7 @@ def mean(
 
 
 def averages(total: Array, spread: float, low: float, high: float) -> tuple[Array, Array]:
-    """Return means and their errors from noisy counts and sums of z, where ``spread`` covers the noise."""
+    """Return means and their errors from noisy counts and sums of z; ``spread`` covers the noise."""
     half, counts = (high - low) / 2, total[0] / _COUNTED
     known = counts > _FEWEST * spread / _COUNTED
     size = np.where(known, counts, 1.0)
@@ -281,20 +279,20 @@ def limits(bounds: Any) -> tuple[float, float]:
     except (TypeError, ValueError):
         raise InvalidValue(f"bounds must be (low, high), two public numbers, got {bounds!r}") from None
     low, high = validate.finite(low=low), validate.finite(high=high)
-    if not 0 < high - low < math.inf:
-        raise InvalidValue(f"bounds must have low below high, got {bounds!r}")
+    if not validate.interval(low, high):
+        raise InvalidValue(f"bounds must have {validate.APART}, got {bounds!r}")
     return low, high
 
 
 def binned(values: Array, edges: Array) -> Integers:
-    """Return the bin of each number between edges, -1 outside; the last bin holds its upper edge."""
+    """Return the bin of each number between edges, -1 outside; the last bin includes its upper edge."""
     codes = np.searchsorted(edges, values, side="right") - 1
     codes = np.where(values == edges[-1], len(edges) - 2, codes)
     return np.where(np.isfinite(values) & (codes >= 0) & (codes < len(edges) - 1), codes, -1).astype(np.int64)
 
 
 def _present(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which values are there: not None, no empty text, no missing date, no number beyond all."""
+    """Return which values are present: not None, no empty text, no missing date, and finite if a number."""
     if values.dtype.kind in "fc":
         return np.asarray(np.isfinite(values))
     if values.dtype.kind in "biu":
@@ -310,22 +308,22 @@ def _is_there(cell: Any) -> bool:
         return cmath.isfinite(cell)
     try:
         return cell is not None and bool(cell == cell) and not (isinstance(cell, str | bytes) and not cell)
-    except Exception:  # what cannot be compared, as the missing value of pandas
+    except Exception:  # values that cannot be compared, such as pandas.NA
         return False
 
 
 def _grouped(
     values: NDArray[Any], by: ArrayLike | None, groups: ArrayLike | None
 ) -> tuple[Integers, tuple[Any, ...]]:
-    """Return the group of each record, 0 where there is one group in all, and the groups."""
+    """Return the group of each record, 0 if there is one group in all, and the groups."""
     if (by is None) != (groups is None):
-        raise InvalidValue("give both by and groups, the public list of what by may hold, or neither")
+        raise InvalidValue("pass both by and groups, the public list of its values, or neither")
     if by is None:
         return np.zeros(len(values), dtype=np.int64), ()
     names = tuple(column(groups, "groups").tolist())
     said = column(by, "by")
     if len(said) != len(values):
-        raise InvalidValue("by must have one group a record")  # how many there are is no one's business
+        raise InvalidValue("by must have one group per record")  # the lengths are private
     texts = tuple(name if isinstance(name, str) else next(iter(spelt(name)), str(name)) for name in names)
     return Categorical("groups", texts).codes(said), names
 

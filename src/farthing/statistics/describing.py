@@ -1,7 +1,7 @@
 """Describe all columns of a table at once: numbers by count, mean, quantiles and bounds, values by counts.
 
-Four answers at most, each over all columns it is about, so that its noise grows with the root of their
-number: bounds of columns that declare none (`ranges`, two answers), counts in 64 equal cells between the
+At most four answers, each over all columns it covers, so that its noise grows with the square root of their
+number: bounds of columns without declared ones (`ranges`, two answers), counts in 64 equal cells between the
 bounds, half counts with sums (`cells.Sums`, for every column), and counts of declared values. Each is a sum
 of known norm, priced by the ledger, and their shares add up to the part. Means, quantiles and errors are
 post-processing.
@@ -26,14 +26,14 @@ from farthing.statistics.spending import Allowance
 Array = NDArray[np.float64]
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-_FEWEST = 3.0  # errors of a count that a column must have to be described
+_FEWEST = 3.0  # a column is described if its count is at least this many errors
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnSums:
-    """A contribution that adds (1/2, z) for each of some columns, z being its number between their bounds.
+    """A contribution that adds (1/2, z) for each column, where z is its number's position between the bounds.
 
-    Records are ``Rows(table)``; a number that is missing adds nothing, for its column only.
+    Records are ``Rows(table)``; a missing number adds nothing, for its column only.
     """
 
     low: tuple[float, ...]
@@ -100,8 +100,8 @@ def describe(
 ) -> list[Summary | Tally]:
     """Return a summary of every column.
 
-    ``numbers`` has a column for each of ``declared`` (name and bounds, None to buy them), ``codes`` one for
-    each of ``vocabularies`` (name and values), -1 for a value that is not declared.
+    ``numbers`` has one column for each of ``declared`` (name and bounds, None to buy them), ``codes`` one for
+    each of ``vocabularies`` (name and values), -1 for an undeclared value.
     """
     if not declared and not vocabularies:
         raise InvalidValue("there is no column to describe")
@@ -116,10 +116,11 @@ def describe(
     found: list[Summary | Tally] = []
     if declared:
         low, high = (np.array([(bounds or (0.0, 1.0))[end] for _, bounds in declared]) for end in (0, 1))
+        hidden = np.zeros(len(declared), np.bool_)
         if unknown:
             some = ranges.Chosen(numbers, unknown)
-            low[unknown], high[unknown] = ranges.of_table(some, spend, share["bounds"])
-        found += _summaries(numbers, declared, low, high, spend, share)
+            low[unknown], high[unknown], hidden[unknown] = ranges.of_table(some, spend, share["bounds"])
+        found += _summaries(numbers, declared, ranges.FoundBounds(low, high, hidden), spend, share)
     if vocabularies:
         counts = Cells(len(vocabularies), max(len(values) for _, values in vocabularies))
         total, deviation = spend.ask(Rows(codes), counts, counts.norms, share["values"])
@@ -134,11 +135,11 @@ def describe(
 def _summaries(
     numbers: Any,
     declared: Sequence[tuple[str, tuple[float, float] | None]],
-    low: Array,
-    high: Array,
+    between: ranges.FoundBounds,
     spend: Allowance,
     share: dict[str, float],
 ) -> list[Summary | Tally]:
+    low, high, hidden = between
     cells = Cells(len(declared), ranges.FINE)
     shares = Rows(ranges.Shares(numbers, low, high))
     counts, noise = spend.ask(shares, cells, cells.norms, share["cells"])
@@ -149,7 +150,7 @@ def _summaries(
     for place, (name, bounds) in enumerate(declared):
         ends = float(low[place]), float(high[place])
         size = max(0.0, 2 * float(total[0, place]))
-        known = size > _FEWEST * size_error
+        known = size > _FEWEST * size_error and not hidden[place]
         mean, error = averages(total[:, place : place + 1], spread, *ends)
         quantiles, off = _quantiles(counts[place], noise * spend.quantile, *ends) if known else ((), ())
         found.append(
@@ -171,12 +172,12 @@ def _summaries(
 def _quantiles(
     counts: Array, spread: float, low: float, high: float
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return quantiles of noisy counts, and how far ranks that the noise may be off lead away from them."""
+    """Return quantiles of noisy counts, and their error from the noise on ranks."""
     edges = np.linspace(low, high, len(counts) + 1)
     below = isotonic_regression(np.concatenate([[0.0], np.cumsum(counts)])).x
     below = np.maximum(below, 0.0) + np.linspace(0, 1e-9, len(below))
     ranks = np.array(QUANTILES) * below[-1]
-    off = spread * math.sqrt(len(counts) / 2)  # about the noise of half of all counts
+    off = spread * math.sqrt(len(counts) / 2)  # approximately the noise of half of all counts
     middle, down, up = (np.interp(ranks + shift, below, edges) for shift in (0.0, -off, off))
     cell = (high - low) / len(counts)
     errors = np.maximum(up - middle, middle - down) + cell / 2

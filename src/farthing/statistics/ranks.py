@@ -1,20 +1,20 @@
-"""Release quantiles: by private choices where there are few, from a tree of noisy counts where many.
+"""Release quantiles: by private choices if there are few, from a tree of noisy counts if there are many.
 
 A range between two bounds is divided into 4,096 cells.
 
-*Choices.* For a quantile q every edge c between cells has the score -|(1-q) #(x < c) - q #(x >= c)|, which
-is 0 at the quantile. A record that comes or goes moves each score by at most m = max(q, 1-q), so two scores
-move apart by 2m at most; one that is replaced moves each by at most 1 <= 2m. The edge is chosen by the
-exponential mechanism (McSherry & Talwar 2007; as Gumbel noise on a lattice, `NoisyMax`), which costs a
-bounded range of ε, at noise 2m/ε: the chosen score is within (2m/ε)(ln K + t) of the best with probability
-1 - e^-t (Dwork & Roth 2014, Cor. 3.12).
+*Choices.* For a quantile q every edge c between cells has the score -|(1-q) #(x < c) - q #(x >= c)|, which is
+0 at the quantile. Under add-remove a record changes each score by at most m = max(q, 1-q), so the gap of two
+scores changes by at most 2m; under replace-one it changes each by at most 1 <= 2m. The edge is chosen by the
+exponential mechanism (McSherry & Talwar 2007; as Gumbel noise on a lattice, `NoisyMax`), which has a bounded
+range of ε at noise 2m/ε: the chosen score is within (2m/ε)(ln K + t) of the best with probability 1 - e^-t
+(Dwork & Roth 2014, Cor. 3.12).
 
 *A tree.* Counts of cells, of blocks of 16 cells and of blocks of 256 have noise; a record is in one node of
-each level, so its term has L2 norm √3 and L1 norm 3. Counts are made consistent by the weighted means of
-Hay et al. 2010 (Thm. 3), their sums increasing by isotonic regression, and all quantiles are read from
-them: post-processing. Its error does not grow with the number of quantiles.
+each level, so its term has L2 norm √3 and L1 norm 3. Post-processing makes counts consistent by the weighted
+means of Hay et al. 2010 (Thm. 3), makes their sums increasing by isotonic regression, and reads all quantiles
+from them. The error does not grow with the number of quantiles.
 
-Public numbers decide between the two: whichever has the smaller error in ranks.
+Public numbers decide between the two: the one with the smaller error in ranks is used.
 """
 
 import math
@@ -43,14 +43,14 @@ Array = NDArray[np.float64]
 BRANCHES, LEVELS = 16, 3
 LEAVES = BRANCHES**LEVELS
 _NORMS = (float(LEVELS), math.sqrt(LEVELS))
-_PREFIX = math.sqrt(LEVELS * BRANCHES / 4)  # nodes whose noise a sum of consistent counts has, about
+_PREFIX = math.sqrt(LEVELS * BRANCHES / 4)  # about the nodes whose noise is in a sum of counts
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
     """A contribution that counts records in the nodes of a tree over [low, high], leaves last.
 
-    Records are ``Rows(numbers)``; one beyond the bounds is clipped, one that is not finite is in no node.
+    Records are ``Rows(numbers)``; numbers beyond the bounds are clipped, those not finite are in no node.
     """
 
     low: float
@@ -67,7 +67,7 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class QuantileScores:
-    """A contribution that scores every edge between cells of [low, high] as the quantile ``q``; no sum."""
+    """A contribution that scores every edge between cells of [low, high] as the quantile ``q``; not a sum."""
 
     q: float
     low: float
@@ -78,7 +78,7 @@ class QuantileScores:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """How far one record moves a score, up or down: a bound of one sign would price half of a gap."""
+        """The range of one record's change of a score; with one sign a gap would have half the price."""
         most = max(self.q, 1 - self.q)
         return -most, most
 
@@ -90,7 +90,7 @@ class QuantileScores:
 
 
 def _leaves(values: Any, low: float, high: float) -> Array:
-    """Return how many numbers lie in each cell; those beyond are clipped."""
+    """Return the number of values in each cell; those beyond the bounds are clipped."""
     found = np.asarray(values, dtype=np.float64)
     found = np.clip(found[np.isfinite(found)], low, high)
     places = np.minimum(((found - low) * (LEAVES / (high - low))).astype(np.int64), LEAVES - 1)
@@ -111,21 +111,20 @@ def quantiles(
     Parameters
     ----------
     values : array-like of shape (records,)
-        Private numbers; missing ones count as nothing, those beyond the bounds are clipped.
+        Private numbers; missing ones are not counted, those beyond the bounds are clipped.
     q : float or array-like
         The quantiles, from 0 to 1.
     bounds : (low, high)
-        Public bounds, or released ones, of `bounds`. A quantile is exact to 1/4096 of their width.
+        Public bounds, or bounds that `bounds` released. A quantile is exact to 1/4096 of their width.
     epsilon, delta : float, optional
-        The budget of this statistic; with ``ledger`` the part of it to take, where None takes what is left.
+        The budget of this statistic; with ``ledger`` the part of it to spend, by default the remainder.
     ledger : Ledger, optional
         The ledger to spend from. None makes one in memory.
 
     Returns
     -------
     Statistic
-        The quantiles; ``error`` is in **records**: so many ranks a quantile is off at most, with probability
-        0.95.
+        The quantiles; ``error`` is in **records**: the largest error in ranks, with probability 0.95.
 
     Examples
     --------
@@ -157,12 +156,12 @@ def _wanted(q: ArrayLike) -> Array:
 def _cheaper(
     wanted: Array, ledger: Ledger | None, epsilon: float | None, delta: float | None
 ) -> tuple[Allowance, bool]:
-    """Return what to spend, and whether on choices: public numbers say which is more exact."""
+    """Return the allowance, and whether to spend it on choices; public numbers decide which is better."""
     if ledger is not None:
         spend = Allowance.of(ledger, epsilon, delta, _NORMS)
         return spend, _typical(spend, wanted, True) < _typical(spend, wanted, False)
     if epsilon is None:
-        raise InvalidValue("give epsilon (and delta, if it is not 0), or a ledger to spend from")
+        raise InvalidValue("pass epsilon (and delta, if it is not 0), or a ledger to spend from")
     budget = Budget(epsilon, 0.0 if delta is None else delta)
     rules: list[Any] = [BasicFilter, GdpFilter] if budget.delta else [BasicFilter]
     ways = [(Allowance(Ledger(budget, filter=rule)), chosen) for rule in rules for chosen in (True, False)]
@@ -170,7 +169,7 @@ def _cheaper(
 
 
 def _typical(spend: Allowance, wanted: Array, chosen: bool) -> float:
-    """Return about how many ranks the worst quantile is off: twice the noise of a score, or a deviation."""
+    """Return the typical rank error of the worst quantile: twice the noise of a score, or a deviation."""
     if not chosen:
         return _tree_error(spend) / spend.quantile
     return float(2 * _choice_noise(spend, wanted).max())
@@ -184,7 +183,7 @@ def _choice_noise(spend: Allowance, wanted: Array) -> Array:
 
 
 def _choice_error(spend: Allowance, wanted: Array) -> Array:
-    """Return how many ranks a choice is off at most, with probability 0.95."""
+    """Return the largest rank error of a choice, with probability 0.95."""
     return _choice_noise(spend, wanted) * (math.log(LEAVES + 1) - math.log(1 - CONFIDENCE))
 
 

@@ -1,15 +1,15 @@
-"""Spend a part of a budget on a statistic, with the noise that fits it, and say how exact the answer is.
+"""Spend a part of a budget on a statistic, with the noise that fits it, and report the error.
 
-A statistic is one or more queries of which every record's term has a known norm. With a ledger it takes the
-part (``epsilon``, ``delta``) of it, or all that is left; without one it makes a ledger of its own. Noise is
-Gaussian where the part is accounted by μ-GDP or ρ-zCDP, and Laplace where it is accounted by pure ε;
-without a ledger the one with the smaller deviation is taken, which only public numbers decide.
+A statistic is one or more queries in which every record's term has a known norm. With a ledger it takes the
+part (``epsilon``, ``delta``) of it, or the remainder; without one it makes its own ledger. Noise is Gaussian
+if the part is accounted by μ-GDP or ρ-zCDP, and Laplace if it is accounted by pure ε; without a ledger it is
+the one with the smaller deviation, which only public numbers decide.
 
 Price. A part of share s of μ² (of ρ, of ε) is spent by noise whose event costs exactly that: a Gaussian
 answer of noise multiplier m on a bound of norm C and sensitivity Δ is (Δ / (m C))-GDP (Dong, Roth & Su
 2022, Thm. 3.7), a Laplace answer (Δ₁ / (m C₁))-DP (Dwork et al. 2006), a choice by `NoisyMax` of bounded
 range ε is ε-DP and ε²/8-zCDP (Dong et al. 2020; Cesar & Rogers 2021). The ledger derives all of these from
-the query again, and refuses what does not fit. Shares add up by the ledger's filter.
+the query again, and refuses a query that does not fit. Shares add up by the ledger's filter.
 """
 
 import math
@@ -31,26 +31,26 @@ from farthing.queries.samplers import Everyone
 
 Array = NDArray[np.float64]
 
-_ROUNDED = 1 - 2.0**-30  # shares that add up to one still fit after rounding
-_SHY = 1 - 2.0**-24  # of a choice: the filter rounds the μ of a small ε up by 1e-8
+_ROUNDED = 1 - 2.0**-30  # so that shares that add up to one fit after rounding
+_SHY = 1 - 2.0**-24  # for choices: the filter rounds the μ of a small ε up by 1e-8
 CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Statistic:
-    """A released statistic, how far noise may have moved it, and the guarantee.
+    """A released statistic with its error from noise and its guarantee.
 
     Parameters
     ----------
     value : float or ndarray
         The statistic, with noise.
     error : float or ndarray
-        It is within this of the statistic without noise, with probability 0.95 each; from public numbers and
-        released values. How far the records are from a population is not in it.
+        The distance from the statistic without noise that is not exceeded with probability 0.95 each, from
+        public numbers and released values. It does not include sampling error.
     privacy : Guarantee
-        What holds of everything that was released for it.
+        The guarantee of everything that was released for it.
     groups : tuple
-        What the values belong to, one by one: groups, or edges of bins; empty where there is one value.
+        The labels of the values: groups, or edges of bins; empty if there is one value.
 
     Examples
     --------
@@ -77,7 +77,7 @@ class Allowance:
     Parameters
     ----------
     ledger : Ledger
-        A ledger that is spent to its end: a part of another, or one of its own.
+        A ledger that is spent to its end: a part of another, or a new one.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -103,9 +103,10 @@ class Allowance:
         norms: tuple[float, float] = (1.0, 1.0),
     ) -> "Allowance":
         """Return a part of a ledger, or a new one; ``norms`` are the L1 and L2 norms of a record's term."""
+        ledger = spendable(ledger)
         if ledger is None:
             if epsilon is None:
-                raise InvalidValue("give epsilon (and delta, if it is not 0), or a ledger to spend from")
+                raise InvalidValue("pass epsilon (and delta, if it is not 0), or a ledger to spend from")
             budget = Budget(epsilon, 0.0 if delta is None else delta)
             return cls(Ledger(budget, filter=_better(budget, norms)))
         if isinstance(ledger.filter, BasicFilter):
@@ -122,15 +123,15 @@ class Allowance:
 
     @property
     def quantile(self) -> float:
-        """How many deviations of the noise cover it with probability 0.95."""
+        """The number of deviations that cover the noise with probability 0.95."""
         return self.tail((1 - CONFIDENCE) / 2)
 
     def tail(self, chance: float) -> float:
-        """Return how many deviations the noise exceeds, in one direction, with at most this probability."""
+        """Return the deviations that the noise exceeds on one side with at most this probability."""
         return float(-ndtri(chance)) if self.gaussian else -math.log(2 * chance) / math.sqrt(2)
 
     def bound(self, norms: tuple[float, float]) -> ClipNorm:
-        """Return the bound for terms of these L1 and L2 norms: the one that the noise answers to."""
+        """Return the bound for terms of these L1 and L2 norms to which the noise is calibrated."""
         return ClipNorm(norms[1]) if self.gaussian else ClipNorm(norms[0], order=1)
 
     def mechanism(self, bound: Bound, share: float = 1.0) -> Gaussian | Laplace:
@@ -141,7 +142,7 @@ class Allowance:
         return Laplace(bound.sensitivity(self.adjacency, 1) / (bound.norm(1) * size))
 
     def choice(self, share: float = 1.0) -> float:
-        """Return ε of a choice that costs a share of this part: the interval of its log-probabilities."""
+        """Return ε of a choice that costs a share of this part: the range of its log-probabilities."""
         size = self._size * share * _ROUNDED
         if not self.gaussian:
             return size
@@ -158,10 +159,20 @@ class Allowance:
     def ask(
         self, records: Records, contribution: Any, norms: tuple[float, float], share: float = 1.0
     ) -> tuple[Array, float]:
-        """Ask for a noisy sum; return it with the standard deviation of its noise."""
+        """Query a noisy sum; return it with the standard deviation of its noise."""
         bound = self.bound(norms)
         query = Query(Everyone(), contribution, bound, self.mechanism(bound, share))
         return self.ledger.over(records).ask(query).value, self.deviation(bound, share)
+
+
+def spendable(ledger: Ledger | None) -> Ledger | None:
+    """Return a ledger, or None; refuse a budget or a path in its place.
+
+    An audit listens through an object around a ledger, so that what counts is that it can be asked.
+    """
+    if ledger is not None and not callable(getattr(ledger, "ask", None)):
+        raise InvalidValue(f"ledger must be ft.Ledger(budget), got {ledger!r}")
+    return ledger
 
 
 def _log_odds(mu: float) -> float:
