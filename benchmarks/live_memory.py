@@ -1,6 +1,7 @@
 """Weigh the tensors that are alive in a private step, beside an ordinary one: peak bytes, and who made them.
 
-python benchmarks/live_memory.py [names ...] [--precision float32 bf16] [--large] [--top 8] [--checkpoint]
+python benchmarks/live_memory.py [names ...] [--precision float32 bf16] [--large | --further]
+                                 [--top 8] [--memory balanced]
 
 On any device, a CPU included: every storage is weighed when an operator makes it, until it is freed. So the
 peak is the same in every run, and each tensor that is alive at the peak is named by its shape and by the line
@@ -50,15 +51,15 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        for value in tree_iter(out):
-            if isinstance(value, Tensor) and value.layout is torch.strided:
-                self._weigh(value, func)
+        given = {id(value.untyped_storage()) for value in _tensors((args, kwargs))}
+        for value in _tensors(out):
+            self._weigh(value, func, given)
         return out
 
-    def _weigh(self, value: Tensor, func: Any) -> None:
+    def _weigh(self, value: Tensor, func: Any, given: set[int]) -> None:
         storage = value.untyped_storage()
         key, size = id(storage), storage.nbytes()
-        if key in self._alive or not size:
+        if key in self._alive or key in given or not size:  # a view is not made anew
             return
         name = ""
         if self._named and size >= self._least:
@@ -76,9 +77,19 @@ class LiveBytes(TorchDispatchMode):
     def _freed(self, key: int) -> None:
         self.now -= self._alive.pop(key)[0]
 
+    def restart(self) -> None:
+        """Begin the peak anew: what is alive goes on counting."""
+        self.peak, self._noted, self._at_peak = self.now, 0, Counter()
+
     def held(self, most: int = 8) -> list[tuple[str, int]]:
         """Return who made what was alive at the peak, the largest first."""
         return self._at_peak.most_common(most)
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [
+        value for value in tree_iter(values) if isinstance(value, Tensor) and value.layout is torch.strided
+    ]
 
 
 def _place() -> str:
@@ -87,17 +98,28 @@ def _place() -> str:
     return " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(frames[-3:]))
 
 
-def peak_of(step: Any, steps: int = 3, named: bool = False) -> LiveBytes:
-    """Return what the steps after the first weigh: what the first makes for good counts as well."""
+def peak_of(step: Any, steps: int = 3, named: bool = False) -> tuple[LiveBytes, int]:
+    """Return what steps weigh, the first and what it makes for good included, and the check before them."""
     gc.collect()
     with LiveBytes(named) as live:
+        if hasattr(step, "check"):
+            step.check()
+            gc.collect()
+        check = live.peak
+        live.restart()
         for _ in range(steps):
             step()
-    return live
+    return live, check
+
+
+def batch_bytes(case: Any) -> int:
+    """Return the bytes of a batch: ours gathers it, as an ordinary loop does, which is given it here."""
+    return sum(part.nbytes for part in case.data(torch.device("cpu")))
 
 
 def main() -> None:
     from benchmarks import unseen
+    from benchmarks.further_models import FURTHER
     from benchmarks.unseen_models import LARGE, SMALL
 
     parser = argparse.ArgumentParser(
@@ -106,20 +128,25 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--precision", nargs="*", default=["float32"])
     parser.add_argument("--large", action="store_true")
+    parser.add_argument("--further", action="store_true")
     parser.add_argument("--top", type=int, default=8)
+    parser.add_argument("--memory", default="balanced")
     asked = parser.parse_args()
-    cases = LARGE if asked.large else SMALL
+    cases = LARGE if asked.large else FURTHER if asked.further else SMALL
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for name in asked.names or list(cases):
         for precision in asked.precision:
-            peaks = {}
+            peaks, checks = {}, {}
             for method, how in unseen.METHODS.items():
-                step = unseen.made(cases[name], how, device, precision, "balanced")
-                peaks[method] = peak_of(step, named=asked.top > 0)
+                step = unseen.made(cases[name], how, device, precision, asked.memory)
+                peaks[method], checks[method] = peak_of(step, named=asked.top > 0)
                 del step
-            base = peaks["ordinary"].peak
+            base = peaks["ordinary"].peak + batch_bytes(cases[name])
             ours = peaks["farthing"].peak / base
-            print(f"{name:13} {precision:8} {base / 2**20:8.1f} MiB  farthing {ours:.2f}")
+            check = f"its check {checks['farthing'] / base:.2f}"
+            print(
+                f"{name:13} {precision:8} {base / 2**20:8.1f} MiB  farthing {ours:.2f}, {check}", flush=True
+            )
             for method, live in peaks.items() if asked.top else ():
                 print(f"    {method}")
                 for made, size in live.held(asked.top):

@@ -336,8 +336,22 @@ def turns() -> None:
     turn("the same in units of their own", bounded((-300, 700)), lbfgs, X * 1000 - 300, y, X)
     turn("the same, ten classes", bounded((0, 1), range(10)), lbfgs, X, ten)
     turn("the same, regression and Ridge", least, linear_model.Ridge().fit, X, numbers)
-    stored = sparse.random(100_000, 1_000, 0.01, format="csr", random_state=1)
-    turn("100,000 x 1,000, 1 % stored", bounded((0, 1)), lbfgs, stored, made_up(stored, rng)[0])
+    units = X * 1000 - 300, numbers * 10 - 5
+    turn("that in units of its own", in_units, linear_model.Ridge().fit, *units)
+    for rows, width in ((5_000, 20), (200_000, 10), (50_000, 300)):
+        X = rng.uniform(size=(rows, width))
+        y, numbers = made_up(X, rng)
+        turn(f"{rows:,} x {width}", bounded((0, 1)), lbfgs, X, y)
+        turn("the same, regression and Ridge", least, linear_model.Ridge().fit, X, numbers)
+    for rows, width, share in ((100_000, 1_000, 0.01), (20_000, 5_000, 0.002)):
+        stored = sparse.random(rows, width, share, format="csr", random_state=1)
+        turn(
+            f"{rows:,} x {width:,}, {share:.1%} stored",
+            bounded((0, 1)),
+            lbfgs,
+            stored,
+            made_up(stored, rng)[0],
+        )
     X = rng.uniform(size=(1_000_000, 50)).astype(np.float32)
     y, numbers = made_up(X, rng)
     turn("1,000,000 x 50", bounded((0, 1)), lbfgs, X, y)
@@ -358,6 +372,10 @@ def bounded(bounds: Any, classes: Any = (0, 1)) -> Callable[[Any, Any], Any]:
 
 def least(X: Any, y: Any) -> Any:
     return ft.LinearRegression(1.0, DELTA, bounds=(0, 1), target_bounds=(0, 1)).fit(X, y)
+
+
+def in_units(X: Any, y: Any) -> Any:
+    return ft.LinearRegression(1.0, DELTA, bounds=(-300, 700), target_bounds=(-5, 5)).fit(X, y)
 
 
 def lbfgs(X: Any, y: Any) -> Any:

@@ -1,7 +1,8 @@
 """Time private steps of fourteen models that nobody tuned for, by turns with ordinary ones; Opacus beside.
 
-python benchmarks/unseen.py [names ...] [--device cuda] [--small] [--precision float32 tf32 bf16] [--peers]
-                            [--profile] [--check] [--tuning] [--seconds 2] [--memory balanced] [--out FILE]
+python benchmarks/unseen.py [names ...] [--device cuda] [--small | --further] [--precision float32 tf32 bf16]
+                            [--peers] [--profile] [--check] [--tuning] [--seconds 2] [--memory balanced]
+                            [--out FILE]
 
 An ordinary step is zero_grad, forward, mean loss, backward and the optimiser (SGD with momentum, or AdamW
 where people take that); a private one is the sum of clipped gradients, lattice noise and the same optimiser,
@@ -36,6 +37,7 @@ for place in (ROOT, ROOT / "src"):
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
+from benchmarks import further_models  # noqa: E402
 from benchmarks.unseen_models import HELD_OUT, LARGE, SMALL, Case  # noqa: E402
 from farthing.noise.lattice import Stream  # noqa: E402
 from farthing.queries.bounds import ClipNorm  # noqa: E402
@@ -44,6 +46,7 @@ from farthing.torch.kernels.noise import TensorGaussian  # noqa: E402
 from farthing.torch.training.records import Examples  # noqa: E402
 
 Step = Callable[[], Any]
+HELD = (*HELD_OUT, *further_models.HELD_OUT)
 
 
 class OneBatch:
@@ -224,7 +227,7 @@ def profiled(step: Step, device: torch.device, rows: int = 22) -> str:
 
 def compared(name: str, case: Case, precision: str, asked: Any, device: torch.device) -> dict[str, Any]:
     """Return times, ratios and peaks of all methods on one model."""
-    row: dict[str, Any] = {"model": name, "precision": precision, "held_out": name in HELD_OUT}
+    row: dict[str, Any] = {"model": name, "precision": precision, "held_out": name in HELD}
     steps: dict[str, Step] = {}
     methods = METHODS | (PEERS if asked.peers and precision != "bf16" else {})
     for method, how in methods.items():
@@ -257,7 +260,7 @@ def compared(name: str, case: Case, precision: str, asked: Any, device: torch.de
     for method in METHODS if device.type == "cuda" else ():
         if method in steps:
             row[f"{method} gpu"] = busy(steps[method])
-    if asked.profile and name not in HELD_OUT:
+    if asked.profile and name not in HELD:
         for method in METHODS:
             print(f"    {name} {precision} {method}\n{profiled(steps[method], device)}")
         gradient = getattr(steps["farthing"], "gradient", None)
@@ -268,7 +271,7 @@ def compared(name: str, case: Case, precision: str, asked: Any, device: torch.de
 def _routes(gradient: Any) -> str:
     found: dict[str, int] = {}
     for (slot, _), route in gradient._ways.routes.items():
-        shape = gradient.layout.shapes[slot]
+        shape = gradient.layout.shapes[slot[0] if isinstance(slot, tuple) else slot]
         found[f"{shape} {route}"] = found.get(f"{shape} {route}", 0) + 1
     return str(found)
 
@@ -346,6 +349,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--further", action="store_true")
     parser.add_argument("--precision", nargs="*", default=["float32"])
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--profile", action="store_true")
@@ -360,9 +364,10 @@ def main() -> None:
     if device.type == "cpu":
         torch.set_num_threads(1)
     cases = SMALL if asked.small or device.type == "cpu" else LARGE
+    cases = further_models.FURTHER if asked.further else cases
     rows = []
     for name, case in cases.items():
-        if (asked.names and name not in asked.names) or (asked.tuning and name in HELD_OUT):
+        if (asked.names and name not in asked.names) or (asked.tuning and name in HELD):
             continue
         for precision in asked.precision:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"

@@ -124,8 +124,8 @@ def tables(rows: list[Row]) -> list[Grid]:
     levels = values(rows, "level")
     grids = []
     for counted, caption in (
-        ("Theorem 1", "the paper's noise, clip, rates and lots"),
-        ("tight", "the same budgets counted tightly, 300 lots, tuned steps"),
+        ("Theorem 1", "the paper's noise, clipping norm, rates and batches"),
+        ("tight", "the same budgets by tight accounting, 300 batches, tuned rates"),
     ):
         cells = []
         for method in values(rows, "method"):
@@ -144,7 +144,7 @@ def tables(rows: list[Row]) -> list[Grid]:
                 best = final(rows, level=level, method=ahead, counted=counted)
                 other = final(rows, level=level, method=method, counted=kind)
                 cells[-1].append(f"{fmean(best) - fmean(other):+.1f}" if best and other else "")
-    head = ["AdaDP's lead over", "the paper says", "published AdaDP ✗", "AdaDP, same lots", "AdaDP, tight"]
+    head = ["AdaDP's lead over", "the paper says", "published AdaDP ✗", "AdaDP, same batches", "AdaDP, tight"]
     return [*grids, Grid("AdaDP's lead, points", head, cells, CROSS)]
 
 
@@ -164,9 +164,9 @@ def draw(rows: list[Row]) -> Any:
             rounds = final(rows, level=level, method="DP-AGD", counted="zCDP")
             if rounds:
                 cell.axhline(fmean(rounds), color="#666666", linestyle=":", label="DP-AGD, at its end")
-            title = "as the paper counts" if counted == "Theorem 1" else "counted tightly"
+            title = "as the paper counts" if counted == "Theorem 1" else "by tight accounting"
             cell.set(
-                xlabel="lots", title=f"{_level(level)}: {title}", ylim=(75 if len(levels) > 1 else 0, 100)
+                xlabel="batches", title=f"{_level(level)}: {title}", ylim=(75 if len(levels) > 1 else 0, 100)
             )
         axes[0].set(ylabel="test accuracy, %")
     key(figure, grid, 4)

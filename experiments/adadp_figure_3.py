@@ -132,7 +132,8 @@ def measure(size: Size) -> list[Row]:
 def tables(rows: list[Row]) -> list[Grid]:
     costs = [_ends(rows, "paper", "AdaDP", level)[0] for level in LEVELS]
     told = "; ".join(
-        f"{row['lots']:,} lots: {row['paper ε']:.2f} by Theorem 1, {row['tight ε']:.2f} tightly"
+        f"{row['lots']:,} batches: {row['paper ε']:.2f} by Theorem 1, "
+        f"{row['tight ε']:.2f} by tight accounting"
         for row in costs
     )
     head = [f"{level}, read as ε = {epsilon}" for level, (epsilon, _) in LEVELS.items()]
@@ -189,7 +190,7 @@ def draw(rows: list[Row]) -> Any:
         for _, lots in LEVELS.values():
             if lots <= last:
                 axes.axvline(lots, color="#999999", linestyle=":", linewidth=0.8)
-        axes.set(xlabel="lots", title=f"CIFAR-10, frozen random convolutions, σ = 6: {title}")
+        axes.set(xlabel="batches", title=f"CIFAR-10, frozen random convolutions, σ = 6: {title}")
         axes.set_ylim(0 if last < 100 else 20, 65)
     grid[0, 0].set(ylabel="test accuracy, %")
     key(figure, grid, 3)

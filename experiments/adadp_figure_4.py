@@ -1,4 +1,4 @@
-"""AdaDP, Figure 4: what each half of it is worth, and how well E' tells a gradient (Xu et al. 2020).
+"""AdaDP, Figure 4: what each half of it contributes, and how well E' estimates a gradient (Xu et al. 2020).
 
 (a) MNIST and (b) CIFAR-10: adaptive noise alone (AdaN), adaptive steps alone (AdaL), both (AdaDP), at the
 paper's settings of figures 2(a) and 3(a): 1,635 lots (`adadp_figure_2`) and 854 (`adadp_figure_3`). (c) |g|
@@ -129,8 +129,8 @@ def tables(rows: list[Row]) -> list[Grid]:
         for row in rows
         if row["what"] == "estimate"
     ]  # fmt: skip
-    head = ["", "lot", "abs(g): median (10 to 90 %)", "√E'", "σ_i", "correlation of abs(g) and √E'"]
-    said = "The paper: most σ_i are below 10 at lot 1,000, and many from 10 to 20 at lot 100."
+    head = ["", "batch", "abs(g): median (10 to 90 %)", "√E'", "σ_i", "correlation of abs(g) and √E'"]
+    said = "The paper: most σ_i are below 10 at batch 1,000, and many from 10 to 20 at batch 100."
     return [*grids, Grid("(c), (d): gradients, estimates and noise on MNIST", head, cells, said)]
 
 
@@ -140,7 +140,7 @@ def draw(rows: list[Row]) -> Any:
     figure, grid = canvas(2, 2, width=4.6)
     for axes, data in zip(grid[0], values(scores, "data"), strict=True):
         lines(axes, [row for row in scores if row["data"] == data])
-        axes.set(title=data, xlabel="lots", ylabel="test accuracy, %")
+        axes.set(title=data, xlabel="batches", ylabel="test accuracy, %")
     versions = values(found, "version")
     for place, version in enumerate(versions):
         colour = COLOURS[deep.ORDER.index(version)]
@@ -156,7 +156,7 @@ def draw(rows: list[Row]) -> Any:
                 low, high = ([row[f"{name} {share}"] for row in mine] for share in (0.1, 0.9))
                 axes.fill_between(lots, low, high, color=colour, alpha=0.15)
     for axes, title in zip(grid[1], ("gradients and estimates", "deviations of noise"), strict=True):
-        axes.set(title=f"MNIST: {title}, median and 10 to 90 %", xlabel="lot", yscale="log")
+        axes.set(title=f"MNIST: {title}, median and 10 to 90 %", xlabel="batch", yscale="log")
         axes.legend(fontsize=7, frameon=False, loc="best")
     key(figure, grid[0], 3)
     return figure

@@ -117,8 +117,8 @@ def tables(rows: list[Row]) -> list[Grid]:
                 f"{data}: ε for an accuracy, δ = {DELTA:g}",
                 ["accuracy", "", "the paper says", "ε by Theorem 1", "ε tight, DpPCA included"],
                 cells,
-                f"–: not within {last['lots']:,} lots, which cost ε = {last['paper ε']:.2f} by Theorem 1 and "
-                f"{last['tight ε']:.2f} tightly. {CROSS}",
+                f"–: not within {last['lots']:,} batches, which cost ε = {last['paper ε']:.2f} by Theorem 1 "
+                f"and {last['tight ε']:.2f} by tight accounting. {CROSS}",
             )
         )
     mine = [row for row in rows if "budget" in row]
@@ -128,7 +128,7 @@ def tables(rows: list[Row]) -> list[Grid]:
         for method in values(mine, "method")
     ]
     head = ["ε", *(f"{budget:g}" for budget in budgets)]
-    caption = f"MNIST within a budget counted tightly, 300 lots: test accuracy, %, δ = {DELTA:g}"
+    caption = f"MNIST within a budget by tight accounting, 300 batches: test accuracy, %, δ = {DELTA:g}"
     return [grids[0], Grid(caption, head, cells, CROSS), *grids[1:]]
 
 
@@ -146,7 +146,7 @@ def draw(rows: list[Row]) -> Any:
     figure, grid = canvas(1, len(names), width=4.6)
     for axes, data in zip(grid[0], names, strict=True):
         lines(axes, [row for row in rows if row["data"] == data])
-        axes.set(title=f"{data}, σ = {3 if data == 'MNIST' else 4}", xlabel="lots", xscale="log")
+        axes.set(title=f"{data}, σ = {3 if data == 'MNIST' else 4}", xlabel="batches", xscale="log")
     grid[0, 0].set(ylabel="test accuracy, %")
     legend(figure, grid, 3)
     return figure

@@ -1,4 +1,4 @@
-"""AdaDP, Table II: seconds a lot by each method (Xu et al. 2020).
+"""AdaDP, Table II: time per batch by each method (Xu et al. 2020).
 
 Lots of 120 on MNIST's network and of 32 on CIFAR-10's fully connected layers, on one core, noise and update
 included (the lattice noise of the ledger); DP-AGD on so many records: a gradient and the choice among 11
@@ -104,9 +104,9 @@ def tables(rows: list[Row]) -> list[Grid]:
             ]
     head = [""]
     for data in names:
-        head += [f"{data}: a lot", "÷ DP-SGD", "the paper says", "÷ DP-SGD"]
+        head += [f"{data}: a batch", "÷ DP-SGD", "the paper says", "÷ DP-SGD"]
     note = "The paper's machine had a GTX 1080 Ti; these are of one core of a shared machine."
-    return [Grid("Time a lot, least of several means", head, cells, note)]
+    return [Grid("Time per batch, least of several means", head, cells, note)]
 
 
 def draw(rows: list[Row]) -> Any:
@@ -115,7 +115,7 @@ def draw(rows: list[Row]) -> Any:
     for axes, data in zip(grid[0], names, strict=True):
         least = [min(r["seconds"] for r in rows if (r["data"], r["method"]) == (data, m)) for m in METHODS]
         axes.bar(METHODS, [1000 * value for value in least], color=COLOURS[: len(METHODS)])
-        axes.set(title=data, ylabel="milliseconds a lot")
+        axes.set(title=data, ylabel="milliseconds per batch")
         axes.set_axisbelow(True)
         axes.tick_params(axis="x", labelrotation=30)
     return figure

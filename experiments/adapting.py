@@ -1,4 +1,4 @@
-"""Adapting: does a rule that changes noise, batches or clip on the way beat every fixed plan of one budget.
+"""Adapting: does a rule that changes noise, batch size or clipping norm during training beat fixed plans.
 
 A network (196-64-10, images averaged over 2 × 2 pixels) by DP-SGD with momentum, whose learning rate falls to
 0 with the budget. Fixed plans: every sampling rate, number of batches and learning rate of a grid, and the

@@ -108,7 +108,7 @@ def tables(rows: list[Row]) -> list[Grid]:
 
 PUBLISHED = (
     "ε at the δ of advanced composition, amplified, in the last three columns. Published: plot only; the text"
-    " says that the sampling theorem is much better than advanced composition but for extremely small p."
+    " says that the sampling theorem is much better than advanced composition except for extremely small p."
 )
 
 

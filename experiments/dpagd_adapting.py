@@ -1,4 +1,4 @@
-"""DP-AGD: what it is worth to buy a gradient again, in the library's version.
+"""DP-AGD: the gain from buying a gradient again, in the library's version.
 
 Lee & Kifer 2018 raise the price of gradients where no step along one helps (γ; Algorithm 2, lines 15-19). It
 is set beside a version that never does so and takes a fresh gradient at the old price instead: logistic

@@ -1,4 +1,4 @@
-"""DP-AGD, Figures 2 and 3: logistic regression and a linear SVM against ε, beside their baselines.
+"""DP-AGD, Figures 2 and 3: logistic regression and a linear SVM against ε, with their baselines.
 
 Lee & Kifer, "Concentrated Differentially Private Gradient Descent with Adaptive per-Iteration Privacy
 Budget", KDD 2018: accuracy on held-out records and objective on those learnt from, on Adult, BANK, IPUMS-BR

@@ -191,9 +191,8 @@ def tables(rows: list[Row]) -> list[Grid]:
             for epsilon in epsilons:
                 one = [row["accuracy"] for row in mine if (row["noise"], row["ε"]) == (noise, epsilon)]
                 cells[-1].append(f"{fmean(one):.2f} ± {pstdev(one):.2f}" if one else "")
-        sizes = (
-            f"{min(row['fewest'] for row in mine):,} to {max(row['most'] for row in mine):,} records a party"
-        )
+        fewest, most = min(row["fewest"] for row in mine), max(row["most"] for row in mine)
+        sizes = f"{fewest:,} to {most:,} records per party"
         note = f"{sizes}; δ = {DELTA:g}; ± is the standard deviation of {len(values(rows, 'run'))} run(s)."
         head = ["noise", *(f"ε = {epsilon}" for epsilon in epsilons)]
         found.append(

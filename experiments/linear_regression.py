@@ -1,4 +1,4 @@
-"""Linear regression against ε: the noisy quadratic as published, repaired, and what ε with a δ buys.
+"""Linear regression against ε: the noisy quadratic as published and repaired, and methods with a δ.
 
 Jiang, "Deep learning with differential privacy", Section 4.2 and Figures 2 and 3: Laplace noise on the
 coefficients of the loss J = Σ (y - x·θ)² / 2m, features and target in [-1, 1], 80 % of the records to train

@@ -1,4 +1,4 @@
-"""Spending from a menu: how many batches each entry gets, as a share of a plan that is fixed ahead.
+"""Spending from a menu: the batches that each entry affords, as a share of a plan that is fixed ahead.
 
 `farthing.accounting.menu` lets noise and sampling rate follow the answers. For every setting the table shows
 the share of the least and of the best served entry: batches of that entry alone, divided by what a promise

@@ -1,4 +1,4 @@
-"""MNIST within a budget, the recipe that does best: scattering features, whitened, and a linear head.
+"""MNIST within a budget, the most accurate recipe: scattering features, whitened, and a linear head.
 
 Scattering features (`farthing.torch.features`, public), their logarithms normalised in groups of
 channels within each image (public), whitened by three noisy answers, and a linear head by DP-SGD with large

@@ -1,4 +1,4 @@
-"""The moments accountant against strong composition, and what is true (Abadi et al. 2016, Figure 2).
+"""The moments accountant against strong composition and tight accounting (Abadi et al. 2016, Figure 2).
 
 Poisson lots of rate q = .01, noise σ = 4 times the clip, δ = 1e-5, add-remove: ε of E epochs (E/q lots), as
 each method sees the same lots. "strong" is the curve as it was published; it uses a Gaussian bound outside of
@@ -100,7 +100,7 @@ def tables(rows: list[Row]) -> list[Grid]:
     limits = values(rows, "ε")
     heads = [f"{e:g}" for e in limits]
     cells = [[method, *(f"{found['noise', e, method]:.3f}" for e in limits)] for method in METHODS]
-    second = Grid(f"noise σ/C that {LOTS:,} lots need", ["ε", *heads], cells)
+    second = Grid(f"noise σ/C that {LOTS:,} batches need", ["ε", *heads], cells)
     cells = [
         [method, *(f"{constant(found['noise', e, method], e):.3f}" for e in limits)] for method in METHODS
     ]
@@ -112,7 +112,7 @@ def tables(rows: list[Row]) -> list[Grid]:
         ["bound over exact", *(f"{row['bound'] / row['value']:.2f}" for row in sizes)],
     ]
     fourth = Grid(
-        f"α(λ) of one lot, q = {RATE}, σ = {NOISE:g}", ["λ", *(str(row["λ"]) for row in sizes)], cells
+        f"α(λ) of one batch, q = {RATE}, σ = {NOISE:g}", ["λ", *(str(row["λ"]) for row in sizes)], cells
     )
     return [first, second, third, fourth]
 
@@ -129,7 +129,7 @@ def draw(rows: list[Row]) -> Any:
     said = [(epochs, float(text)) for (_, epochs), text in PUBLISHED.items()]
     left.plot(*zip(*said, strict=True), "k*", markersize=8, markerfacecolor="none", label="published")
     left.set(yscale="log", xlabel="epochs", ylabel="ε at δ = 1e-5", title="q = .01, σ = 4")
-    right.set(yscale="log", xlabel="ε", ylabel="σ / C", title="noise that 10,000 lots need")
+    right.set(yscale="log", xlabel="ε", ylabel="σ / C", title="noise that 10,000 batches need")
     ticks(right, EPSILONS)
     legend(figure, left, 6)
     return figure

@@ -13,7 +13,8 @@ s being as large as a *mean* gradient was. Both readings are here:
   far more than means do, so most of the gradient is lost.
 
 In both, noise is divided by the lot's size L before the two mean squares are formed, so that line 26 is a
-step of RMSprop with rate η. Where there is a C for each layer, global clipping is by layer (lines 16, 18).
+step of RMSprop with rate η. In both, global clipping (lines 16, 18) is of each example, and by layer where
+there is a C for each layer. The gate is line 7's Var √E' > G, where the text has Var E' > G.
 """
 
 from collections.abc import Callable, Iterator

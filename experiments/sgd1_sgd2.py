@@ -1,4 +1,4 @@
-"""SGD1 and SGD2: what the write-up promises, what holds and before whom, and the noise that is enough.
+"""SGD1 and SGD2: the write-up's claims, the guarantees that hold, by observer, and the noise needed.
 
 "Multi-party DP Write-up 2: Stochastic Gradient Descent" is theory: it measures nothing. Its two claims of
 privacy and its two theorems on utility (`experiments.excess_risk`) can be checked all the same.
@@ -110,7 +110,7 @@ def accuracy(rows: list[Row], method: str, epsilon: float | None = None) -> floa
 def tables(rows: list[Row]) -> list[Grid]:
     one = [row for row in rows if row["claim"] == "SGD1"]
     sizes = values(one, "n")
-    cells = [["claimed, before anyone", *[f"{CLAIMED:g}"] * len(sizes)]]
+    cells = [["claimed, against anyone", *[f"{CLAIMED:g}"] * len(sizes)]]
     for observer in values(one, "observer"):
         cells.append([observer, *(f"{row['ε']:.4f}" for row in one if row["observer"] == observer)])
     grids = [Grid("SGD1: ε at δ = 1/(2n³), two parties", ["n", *map(str, sizes)], cells)]

@@ -1,4 +1,4 @@
-"""What tuning costs: the best of a random number of runs, beside one run and beside that many runs composed.
+"""The cost of tuning: the best of a random number of runs, against one run and against composition.
 
 Prices: runs that are μ-GDP each, the ε of one of them, and the factor by which the best of K costs more
 (`farthing.accounting.tuning`). "Composed" releases every run: √K μ. "On a sample" tunes on a tenth of the

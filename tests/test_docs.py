@@ -62,7 +62,7 @@ def blocks_of(path):
 
 HEAVY = {  # seconds each
     *("quickstart.md", "cli.md", "deep-learning.md", "budgets.md", "accounting.md"),
-    "parties-networks.md",
+    *("parties-networks.md", "correlated-noise.md"),
 }
 SLOW = [
     path for path in DOCUMENTS if path.name in HEAVY or any(block.mark == "slow" for block in blocks_of(path))

@@ -16,7 +16,7 @@ def drawn(page: str) -> str:
 
 def methods() -> list[str]:
     """Return one row per method."""
-    rows = ["| `--method` | what it is | trust | rounds |", "|---|---|---|---|"]
+    rows = ["| `--method` | description | trust | rounds |", "|---|---|---|---|"]
     for one in METHODS.values():
         trusts = ", ".join(f"`{trust}`" for trust in one.trusts) if one.private else ""
         rows.append(f"| `{one.name}` | {one.summary} | {trusts} | {one.rounds} |")
@@ -27,8 +27,9 @@ def said() -> list[str]:
     """Return the sentence between the tables."""
     deployed = ", ".join(f"`{one.name}`" for one in METHODS.values() if one.deployed)
     return [
-        f"Deployed ([parties](parties.md)) are {deployed}. Options, here and in the `[method]` table of a",
-        "run's file (with `_` for `-`):",
+        f"These methods can be [deployed](parties.md): {deployed}.",
+        "",
+        "The options, here and in the `[method]` table of a run's file (with `_` for `-`):",
     ]
 
 

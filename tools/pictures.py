@@ -31,7 +31,7 @@ GAUSSIAN_FILTERS = {"Rényi filter": RdpFilter, "zCDP filter": ZcdpFilter, "GDP 
 def rules() -> None:
     """Draw the cost of batches under each rule, and where each rule stops."""
     figure, ((axes,),) = frame.canvas(1, 1, width=6.4, height=3.4)
-    steps = np.unique(np.geomspace(10, 30_000, 60).round().astype(int)).tolist()
+    steps = np.unique(np.geomspace(1, 30_000, 80).round().astype(int)).tolist()
     event = ft.Poisson(RATE).amplify(ft.Gaussian(SIGMA))
     curves: list[tuple[str, Callable[[int], float]]] = [
         ("promise: tight accounting", lambda t: ft.epsilon(event, steps=t, delta=DELTA)),
@@ -45,7 +45,7 @@ def rules() -> None:
         )
         axes.plot([most], [cost(most)], color=frame.COLOURS[place], marker=frame.MARKERS[place])
     frame.level(axes, BUDGET.epsilon, "the budget")
-    axes.set(xscale="log", ylim=(0, 2), xlabel="batches", ylabel="ε that has to be paid")
+    axes.set(xscale="log", ylim=(0, 2), xlabel="batches", ylabel="ε of all batches")
     axes.legend(frameon=False, loc="upper left")
     frame.save(figure, OUT / "rules.svg")
 
