@@ -191,10 +191,10 @@ def test_residuals_are_measured_from_the_mean_in_units_of_their_own(target, inte
 @pytest.mark.parametrize(("curvature", "most"), [(1.0, 3), (0.9, 4), (0.7, 6), (0.3, 10), (-0.5, 10)])
 def test_so_many_steps_are_taken_as_the_least_curvature_needs(curvature, most):
     curvatures = np.array([curvature, 1.0, 0.95])
-    steps, averaged = leastsquares._counted(None, curvatures)
+    steps, averaged = leastsquares._counted(None, curvatures, 0.01)
     assert steps <= most
     assert averaged == (7 if steps == 10 else 2)
-    assert leastsquares._counted(4, curvatures) == (4, 3)
+    assert leastsquares._counted(4, curvatures, 0.01) == (4, 3)
     if steps < 10:  # an exact descent on these curvatures is as near as promised, and one step less was not
         w = ahead = np.zeros(3)
         found, momentum = [], 1.0

@@ -69,8 +69,8 @@ def test_with_all_the_budget_in_the_world_it_is_plain_ridge_regression(
     run, _ = fit(name, X, Y, 1e8, adjacency, unit, steps, intercept=intercept, penalty=penalty)
     rows = X / np.linalg.norm(X, axis=1, keepdims=True) if unit else X
     u, constant = oracle(rows, Y, penalty, intercept)
-    np.testing.assert_allclose(run.w[0], u, atol=1e-3)
-    np.testing.assert_allclose(run.w[1], constant, atol=1e-3)
+    np.testing.assert_allclose(run.w[0], u, atol=4e-4)  # ten standard deviations
+    np.testing.assert_allclose(run.w[1], constant, atol=4e-4)
     assert np.shape(run.w[1]) == ()
 
 

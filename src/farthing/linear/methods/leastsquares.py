@@ -16,7 +16,8 @@ far), so that 1/N is the noise on a mean whose terms have norm 1; D, the length 
    the noise is above the trace, or D above 2500: rows are then divided by √D, so that no curvature exceeds 1
    either.
 3. 10 steps of length 1 of Nesterov's method, or fewer where the released moments, less the norm of their
-   noise, say that these leave less than a hundredth of any direction. Residual · z is clipped to max(1.5,
+   noise, say that these leave less than a hundredth of any direction, and less than the noise of a step over
+   all directions: with a larger budget there are more steps, up to 10. Residual · z is clipped to max(1.5,
    0.7 (N/D)^⅓) times a root mean square that a twentieth of each step's part keeps up to date (it only
    falls, at most by half).
 4. The mean of the last 7 (of fewer steps the last 2), weighted by precision, times S/(S + 6E): S is the mean
@@ -71,7 +72,7 @@ _TARGET = (0.01, 0.2)  # the least and the most of μ² for either number about 
 _WIDEST = 2500  # rows whose second moments are worth their time
 _SHORT, _SMALL = 1.0, 1.5  # the least clips, of rows and of their steps, in root mean squares
 _TAIL, _SHRINK = 0.7, 6.0
-_STEPS, _LEFT = 10, 0.01  # the most steps, and of a direction what fewer may leave
+_STEPS, _LEFT = 10, 0.01  # the most steps, and the largest share of a direction that fewer may leave
 
 
 @until_spent
@@ -116,7 +117,9 @@ def least_squares(
         curvature, trace = np.full(size, shrink**2), 1.0
 
     clip = max(_SMALL, 0.7 * each)
-    steps, averaged = _counted(steps, 2 * curvature - 1 if whitened else np.zeros(size))
+    # the norm of a step's noise over √spread, which no w with a positive R² exceeds
+    noise = schedule.deviation(left / _STEPS, ClipNorm(clip)) * math.sqrt(trace * size)
+    steps, averaged = _counted(steps, 2 * curvature - 1 if whitened else np.zeros(size), min(_LEFT, noise))
     rms, pull = math.sqrt(trace * spread), ridge(features, penalty)
     w, ahead, mean, precision, momentum = (*np.zeros((3, size)), 0.0, 1.0)
     # what the noise of each step adds, in the directions of the curvatures (the noise is the same in all)
@@ -143,17 +146,18 @@ def least_squares(
     yield Step(steps, _on_x(features, w, origin), schedule.receipts())
 
 
-def _counted(steps: int | None, curvature: Array) -> tuple[int, int]:
+def _counted(steps: int | None, curvature: Array, most: float) -> tuple[int, int]:
     """Return the number of steps and of those that are averaged.
 
-    None: as few as leave next to nothing in directions of these curvatures, of two averaged, or `_STEPS`.
+    None: as few as leave less than ``most`` of directions with these curvatures, of which two are averaged, or
+    `_STEPS`.
     """
     left, ahead, momentum = np.ones_like(curvature), np.ones_like(curvature), 1.0
     for t in range(1, _STEPS) if steps is None else ():
         before, left = left, ahead * (1 - curvature)
         after = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
         ahead, momentum = left + (momentum - 1) / after * (left - before), after
-        if np.abs(left + before).max() < 2 * _LEFT:
+        if np.abs(left + before).max() < 2 * most:
             return t, 2
     steps = _STEPS if steps is None else steps
     return steps, steps - int(steps * (1 - _TAIL))
