@@ -149,8 +149,8 @@ def least_squares(
 def _counted(steps: int | None, curvature: Array, most: float) -> tuple[int, int]:
     """Return the number of steps and of those that are averaged.
 
-    None: as few as leave less than ``most`` of directions with these curvatures, of which two are averaged, or
-    `_STEPS`.
+    None: as few as leave less than ``most`` of directions with these curvatures (two of these are averaged),
+    or `_STEPS`.
     """
     left, ahead, momentum = np.ones_like(curvature), np.ones_like(curvature), 1.0
     for t in range(1, _STEPS) if steps is None else ():
