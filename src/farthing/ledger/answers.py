@@ -3,7 +3,8 @@
 A query that was charged is always answered. An error after the charge would reveal that some record caused
 it, with certainty and at any ε. Nor may one record undo the sum of all others: noise on zero in place of
 noise on a large sum reveals as much. So a record on which a contribution fails counts as zero, like one whose
-term is NaN: `without_failing` halves a failing batch until the failing records are isolated.
+term is NaN: `without_failing` halves a failing batch until the failing records are isolated. A lack of memory
+is treated alike, since a record may decide how much a contribution allocates: smaller parts need less of it.
 
 Guarantee. Let h(x) be the bounded term of record x, or 0 (clamped, under `ClipValue`) if the sum over {x}
 alone raises, is not finite or has another shape. If a contribution is a sum (every part of a batch returns
@@ -44,7 +45,7 @@ Integers = NDArray[np.int64]
 
 _NOBODY = np.empty(0, np.int64)
 _NO_MEMORY = (
-    "there was not enough memory for the drawn records; the query is charged, and nothing is released"
+    "there was not enough memory for the noise of a sum; the query is charged, and nothing is released"
 )
 
 
@@ -54,10 +55,11 @@ def shape_of(total: Any) -> tuple[int, ...]:
 
 
 def refusal(error: Exception) -> Exception | None:
-    """Return the error to raise after a charge: one that depends on no record, or a lack of memory."""
-    if getattr(error, "public", False):
-        return error
-    return OutOfMemory(_NO_MEMORY) if isinstance(error, MemoryError) else None
+    """Return the error to raise after a charge: one that depends on no record.
+
+    A `MemoryError` is not such an error: one record may decide how much memory a contribution asks for.
+    """
+    return error if getattr(error, "public", False) else None
 
 
 def zero_sum(contribution: Contribution, records: Records, w: Any, bound: Any) -> Any:
@@ -83,7 +85,13 @@ def released(query: Query, records: Records, drawn: Indices | None, w: Any, stre
 
         total = without_failing(sums, places, zero, getattr(query.bound, "blank", 0.0))
     found = _tried(lambda total: query.mechanism.release(total, query.bound, stream, turn), total)
-    return query.mechanism.release(zero, query.bound, stream, turn) if found is None else found
+    if found is not None:
+        return found
+    try:
+        return query.mechanism.release(zero, query.bound, stream, turn)
+    except MemoryError:  # noise on no records needs memory for the shape of the sum, which is public
+        pass
+    raise OutOfMemory(_NO_MEMORY)
 
 
 def without_failing(sums: Callable[[Integers], Any], places: Integers, zero: Any, blank: float = 0.0) -> Any:
