@@ -8,7 +8,7 @@ import pytest
 import farthing as ft
 from farthing.accounting.filters import RdpFilter
 from farthing.data.tables import Features, Table
-from farthing.errors import InvalidValue, NotReleased, OutOfMemory
+from farthing.errors import BudgetSpent, InvalidValue, NotReleased, OutOfMemory, PromiseBroken
 from farthing.federated.protocol import Invitation
 from farthing.federated.simulated import Simulated
 from farthing.ledger import answers
@@ -295,3 +295,35 @@ def test_a_public_term_counts_once_however_often_a_batch_is_split():
     whole = answers.without_failing(lambda part: np.array([len(part) - 7.0]), np.arange(8), np.array([-7.0]))
     split = answers.without_failing(sums, np.arange(8), np.array([-7.0]))
     assert (whole[0], split[0]) == (1.0, 0.0)
+
+
+class Knob:
+    """A mechanism of a caller's own, whose noise can be turned."""
+
+    def __init__(self, noise_multiplier):
+        self.noise_multiplier = noise_multiplier
+
+    def unit_event(self):
+        return ft.Gaussian(self.noise_multiplier).unit_event()
+
+    def event(self, bound, adjacency, sampled):
+        return ft.Gaussian(self.noise_multiplier).event(bound, adjacency, sampled)
+
+    def check(self, bound, shape):
+        ft.Gaussian(self.noise_multiplier).check(bound, shape)
+
+    def release(self, total, bound, stream, turn=0):
+        return ft.Gaussian(self.noise_multiplier).release(total, bound, stream, turn)
+
+
+@pytest.mark.parametrize("promised", [False, True])
+def test_a_mechanism_that_changes_between_two_answers_is_priced_anew(promised):
+    knob = Knob(100.0)
+    query = ft.Query(ft.Everyone(), ft.PerExample(lambda rows, w: rows[0]), ft.ClipNorm(1.0), knob)
+    ledger = ft.Ledger(ft.Budget(1.0, 1e-5)).over(ft.Rows(np.ones((10, 2))))
+    if promised:
+        ledger.promise(query, 5)
+    ledger.ask(query)
+    knob.noise_multiplier = 0.01
+    with pytest.raises(PromiseBroken if promised else BudgetSpent):
+        ledger.ask(query)

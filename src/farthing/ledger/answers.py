@@ -29,6 +29,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -192,6 +193,19 @@ def whole_event(rule: Filter) -> Event:
 def alike(one: Query, other: Query) -> bool:
     """Return whether two queries compute the same sum, possibly with other noise."""
     return one.contribution is other.contribution and one.bound is other.bound
+
+
+def immutable(query: Query) -> bool:
+    """Return whether the price of a query is fixed: its sampler, bound and mechanism are the library's.
+
+    Objects of the caller's own classes may change between two answers, and are priced anew for each.
+    """
+    return _all_ours(type(query.sampler), type(query.bound), type(query.mechanism))
+
+
+@lru_cache(maxsize=1024)
+def _all_ours(*kinds: type) -> bool:
+    return all(kind.__module__.partition(".")[0] == "farthing" for kind in kinds)
 
 
 def with_clip(receipt: Receipt, query: Query) -> Receipt:
