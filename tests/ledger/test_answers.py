@@ -8,7 +8,7 @@ import pytest
 import farthing as ft
 from farthing.accounting.filters import RdpFilter
 from farthing.data.tables import Features, Table
-from farthing.errors import InvalidValue, NotReleased, OutOfMemory
+from farthing.errors import BudgetSpent, InvalidValue, NotReleased, OutOfMemory, PromiseBroken
 from farthing.federated.protocol import Invitation
 from farthing.federated.simulated import Simulated
 from farthing.ledger import answers
@@ -153,19 +153,48 @@ def test_errors_that_no_record_decides_are_raised():
         asking(Refuses())
 
 
-def test_without_memory_it_is_refused_without_a_word_of_the_records():
+def test_a_record_that_asks_for_too_much_memory_counts_as_zero():
     class Greedy:
         honours, shape = (Kind.NORM,), None
 
         def bounded_sum(self, records, w, bound):
-            if len(records):
+            if len(records) and records[0][:, 0].max() > 1e6:  # such as np.zeros(int(largest))
                 raise MemoryError("Unable to allocate 4.32 GiB for an array with shape (8, 72351239)")
-            return np.zeros(2)
+            return records[0].sum(axis=0)
 
+    rows = np.full((100, 2), 0.1)
+    rows[7] = 1e9
+    ledger = ft.Ledger(ft.Budget(1e6, 1e-5)).over(ft.Rows(rows))
+    answer = ledger.ask(ft.Query(ft.Everyone(), Greedy(), ft.ClipNorm(1.0), ft.Gaussian(0.01)))
+    assert np.abs(answer.value - 9.9).max() < 1.0
+
+
+def test_a_batch_that_is_too_large_for_memory_is_summed_in_parts():
+    class Wide:
+        honours, shape = (Kind.NORM,), None
+
+        def bounded_sum(self, records, w, bound):
+            if len(records) > 20:
+                raise MemoryError
+            return records[0].sum(axis=0)
+
+    ledger = ft.Ledger(ft.Budget(1e6, 1e-5)).over(ft.Rows(np.full((100, 2), 0.1)))
+    answer = ledger.ask(ft.Query(ft.Everyone(), Wide(), ft.ClipNorm(1.0), ft.Gaussian(0.01)))
+    assert np.abs(answer.value - 10.0).max() < 1.0
+
+
+def test_without_memory_for_noise_it_is_refused_without_a_word_of_the_records():
+    class Greedy(ft.Gaussian):
+        def release(self, total, bound, stream, turn=0):
+            raise MemoryError("Unable to allocate 4.32 GiB for an array with shape (8, 72351239)")
+
+    ledger = ft.Ledger(ft.Budget(1.0, 1e-5)).over(ft.Rows(np.ones((4, 2))))
+    query = ft.Query(ft.Everyone(), ft.PerExample(lambda rows, w: rows[0]), ft.ClipNorm(1.0), Greedy(20.0))
     with pytest.raises(OutOfMemory, match="charged") as caught:
-        asking(Greedy())
+        ledger.ask(query)
     assert "GiB" not in "".join(traceback.format_exception(caught.value))
     assert isinstance(caught.value, MemoryError)
+    assert ledger.share > 0
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
@@ -266,3 +295,35 @@ def test_a_public_term_counts_once_however_often_a_batch_is_split():
     whole = answers.without_failing(lambda part: np.array([len(part) - 7.0]), np.arange(8), np.array([-7.0]))
     split = answers.without_failing(sums, np.arange(8), np.array([-7.0]))
     assert (whole[0], split[0]) == (1.0, 0.0)
+
+
+class Knob:
+    """A mechanism of a caller's own, whose noise can be turned."""
+
+    def __init__(self, noise_multiplier):
+        self.noise_multiplier = noise_multiplier
+
+    def unit_event(self):
+        return ft.Gaussian(self.noise_multiplier).unit_event()
+
+    def event(self, bound, adjacency, sampled):
+        return ft.Gaussian(self.noise_multiplier).event(bound, adjacency, sampled)
+
+    def check(self, bound, shape):
+        ft.Gaussian(self.noise_multiplier).check(bound, shape)
+
+    def release(self, total, bound, stream, turn=0):
+        return ft.Gaussian(self.noise_multiplier).release(total, bound, stream, turn)
+
+
+@pytest.mark.parametrize("promised", [False, True])
+def test_a_mechanism_that_changes_between_two_answers_is_priced_anew(promised):
+    knob = Knob(100.0)
+    query = ft.Query(ft.Everyone(), ft.PerExample(lambda rows, w: rows[0]), ft.ClipNorm(1.0), knob)
+    ledger = ft.Ledger(ft.Budget(1.0, 1e-5)).over(ft.Rows(np.ones((10, 2))))
+    if promised:
+        ledger.promise(query, 5)
+    ledger.ask(query)
+    knob.noise_multiplier = 0.01
+    with pytest.raises(PromiseBroken if promised else BudgetSpent):
+        ledger.ask(query)

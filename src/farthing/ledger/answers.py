@@ -3,7 +3,8 @@
 A query that was charged is always answered. An error after the charge would reveal that some record caused
 it, with certainty and at any ε. Nor may one record undo the sum of all others: noise on zero in place of
 noise on a large sum reveals as much. So a record on which a contribution fails counts as zero, like one whose
-term is NaN: `without_failing` halves a failing batch until the failing records are isolated.
+term is NaN: `without_failing` halves a failing batch until the failing records are isolated. A lack of memory
+is treated alike, since a record may decide how much a contribution allocates: smaller parts need less of it.
 
 Guarantee. Let h(x) be the bounded term of record x, or 0 (clamped, under `ClipValue`) if the sum over {x}
 alone raises, is not finite or has another shape. If a contribution is a sum (every part of a batch returns
@@ -28,6 +29,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -44,7 +46,7 @@ Integers = NDArray[np.int64]
 
 _NOBODY = np.empty(0, np.int64)
 _NO_MEMORY = (
-    "there was not enough memory for the drawn records; the query is charged, and nothing is released"
+    "there was not enough memory for the noise of a sum; the query is charged, and nothing is released"
 )
 
 
@@ -54,10 +56,11 @@ def shape_of(total: Any) -> tuple[int, ...]:
 
 
 def refusal(error: Exception) -> Exception | None:
-    """Return the error to raise after a charge: one that depends on no record, or a lack of memory."""
-    if getattr(error, "public", False):
-        return error
-    return OutOfMemory(_NO_MEMORY) if isinstance(error, MemoryError) else None
+    """Return the error to raise after a charge: one that depends on no record.
+
+    A `MemoryError` is not such an error: one record may decide how much memory a contribution asks for.
+    """
+    return error if getattr(error, "public", False) else None
 
 
 def zero_sum(contribution: Contribution, records: Records, w: Any, bound: Any) -> Any:
@@ -83,7 +86,13 @@ def released(query: Query, records: Records, drawn: Indices | None, w: Any, stre
 
         total = without_failing(sums, places, zero, getattr(query.bound, "blank", 0.0))
     found = _tried(lambda total: query.mechanism.release(total, query.bound, stream, turn), total)
-    return query.mechanism.release(zero, query.bound, stream, turn) if found is None else found
+    if found is not None:
+        return found
+    try:
+        return query.mechanism.release(zero, query.bound, stream, turn)
+    except MemoryError:  # noise on no records needs memory for the shape of the sum, which is public
+        pass
+    raise OutOfMemory(_NO_MEMORY)
 
 
 def without_failing(sums: Callable[[Integers], Any], places: Integers, zero: Any, blank: float = 0.0) -> Any:
@@ -184,6 +193,19 @@ def whole_event(rule: Filter) -> Event:
 def alike(one: Query, other: Query) -> bool:
     """Return whether two queries compute the same sum, possibly with other noise."""
     return one.contribution is other.contribution and one.bound is other.bound
+
+
+def immutable(query: Query) -> bool:
+    """Return whether the price of a query is fixed: its sampler, bound and mechanism are the library's.
+
+    Objects of the caller's own classes may change between two answers, and are priced anew for each.
+    """
+    return _all_ours(type(query.sampler), type(query.bound), type(query.mechanism))
+
+
+@lru_cache(maxsize=1024)
+def _all_ours(*kinds: type) -> bool:
+    return all(kind.__module__.partition(".")[0] == "farthing" for kind in kinds)
 
 
 def with_clip(receipt: Receipt, query: Query) -> Receipt:

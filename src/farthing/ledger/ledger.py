@@ -37,6 +37,7 @@ from farthing.ledger import answers, levels
 from farthing.ledger.answers import (
     alike,
     form,
+    immutable,
     pack,
     refuse_nonfinite,
     to_bytes,
@@ -267,7 +268,7 @@ class Ledger(Drawn):
         """
         assert self._records is not None
         ready, shaped = self._ready, form(w)  # read once: another thread may replace it
-        if ready is not None and ready.query is query and ready.form == shaped:  # queries are immutable
+        if ready is not None and ready.query is query and ready.form == shaped and immutable(query):
             if query.remembers and not isinstance(ready.event, TurnEvent):  # promised since then
                 return ready._replace(event=self._event(query))
             return ready
