@@ -542,3 +542,13 @@ def test_a_lane_that_stumbles_over_autocast_in_forward_says_so():
         ft.torch.train(Mixed(), loss, data, route="vmap", **how)
     assert not torch.is_autocast_enabled("cpu")
     assert len(list(ft.torch.train(Mixed(), loss, data, **how))) == 2
+
+
+@pytest.mark.parametrize("route", ["auto", "vmap", "loop"])
+def test_a_hook_that_changes_a_gradient_is_named(route):
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    model[0].weight.register_hook(lambda gradient: 5 * gradient)
+    with pytest.raises(
+        Unsupported, match=r"0 \(Linear\): a hook changes the gradient of its parameter 0\.weight"
+    ):
+        Gradient(model, losses, route=route).check(X[:1], Y[:1])
