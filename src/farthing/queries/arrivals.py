@@ -25,7 +25,6 @@ no record is in both.
 """
 
 import sys
-import threading
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,6 +34,7 @@ from farthing import validate
 from farthing.budget import Observer
 from farthing.noise.lattice import Stream
 from farthing.queries.events import Event, RepeatedEvent
+from farthing.queries.plan_lock import PlanLock
 from farthing.queries.samplers import HasEvent, event_of
 
 
@@ -42,7 +42,7 @@ class _Seen:
     """The number of records that the turns of one plan have used."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = PlanLock()
         self._records, self._turn = 0, -1
 
     def draw(self, records: int, turn: int) -> NDArray[np.int64]:

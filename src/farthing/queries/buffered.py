@@ -49,7 +49,7 @@ RepeatedEvent(event=PoissonEvent(rate=1.0, event=GaussianEvent(noise=1.0)), coun
 
 import functools
 import math
-import threading
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
@@ -66,6 +66,7 @@ from farthing.queries.arrivals import Arrivals
 from farthing.queries.bounds import Bound
 from farthing.queries.correlated import FAR, Cyclic
 from farthing.queries.mechanisms import Array, Gaussian, enlarged, refuse_width
+from farthing.queries.plan_lock import PlanLock
 from farthing.queries.samplers import Sampler
 from farthing.queries.truncation import TruncatedCyclic
 
@@ -133,7 +134,7 @@ class _Buffers:
     """The buffers of one plan, which are as secret as the records."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = PlanLock()
         self._turn, self._kind, self._kept = -1, None, list[Any]()
 
     def before(self, turn: int, kind: Any) -> list[Any]:
@@ -245,7 +246,7 @@ class BufferedGaussian(Gaussian):
         cells, drawn = lattice.on_grid(total, bound.scale, cell), lattice.gaussian(stream, total.size, bits)
         noise = drawn.reshape(total.shape)
         if self._memory is not None:
-            kind = total.shape, bits
+            kind = total.shape, bits, os.getpid()  # a forked child begins anew
             with self._memory.lock:
                 kept = self._memory.before(turn, kind)
                 noise -= correction(kept, self.weights, units, total.shape)

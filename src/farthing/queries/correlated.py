@@ -57,7 +57,7 @@ RepeatedEvent(event=PoissonEvent(rate=0.08, event=GaussianEvent(noise=1.0)), cou
 
 import functools
 import math
-import threading
+import os
 from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
@@ -73,6 +73,7 @@ from farthing.noise.lattice import Stream
 from farthing.queries.bounds import Bound
 from farthing.queries.events import BalancedEvent, Event, RepeatedEvent
 from farthing.queries.mechanisms import Array, Gaussian, enlarged, refuse_width
+from farthing.queries.plan_lock import PlanLock
 from farthing.queries.samplers import HasEvent, Indices, Poisson, event_of
 
 Integers = NDArray[np.int64]
@@ -132,8 +133,7 @@ class _History:
     """The noise of the last turns of one plan, the latest first. It is as secret as the records."""
 
     def __init__(self, most: int) -> None:
-        self.lock = threading.Lock()
-        self._kept = deque[Any](maxlen=most)
+        self.lock, self._kept = PlanLock(), deque[Any](maxlen=most)
         self._turn, self._kind = -1, None
 
     def before(self, turn: int, kind: Any) -> deque[Any]:
@@ -219,7 +219,7 @@ class BandedGaussian(Gaussian):
         cells, drawn = lattice.on_grid(total, bound.scale, cell), lattice.gaussian(stream, total.size, bits)
         noise = drawn.reshape(total.shape)
         if self._history is not None:
-            kind = total.shape, bits
+            kind = total.shape, bits, os.getpid()  # a forked child begins anew
             with self._history.lock:
                 noise -= correction(self._history.before(turn, kind), self.coefficients, bits, total.shape)
                 self._history.keep(turn, kind, noise)
@@ -298,7 +298,7 @@ class TurnGroups:
     """The division of one plan's records into groups, and the turns of past draws."""
 
     def __init__(self) -> None:
-        self._lock, self._beginnings = threading.Lock(), Beginnings()
+        self._lock, self._beginnings = PlanLock(), Beginnings()
         self._members, self._places = list[Integers](), _NOBODY
         self._whole = True  # whether the last draw was completed
 

@@ -542,3 +542,28 @@ def test_a_lane_that_stumbles_over_autocast_in_forward_says_so():
         ft.torch.train(Mixed(), loss, data, route="vmap", **how)
     assert not torch.is_autocast_enabled("cpu")
     assert len(list(ft.torch.train(Mixed(), loss, data, **how))) == 2
+
+
+@pytest.mark.parametrize("route", ["auto", "vmap", "loop"])
+def test_a_hook_that_changes_a_gradient_is_named(route):
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    model[0].weight.register_hook(lambda gradient: 5 * gradient)
+    with pytest.raises(
+        Unsupported, match=r"0 \(Linear\): a hook changes the gradient of its parameter 0\.weight"
+    ):
+        Gradient(model, losses, route=route).check(X[:1], Y[:1])
+
+
+def test_a_layer_that_does_not_run_in_mixed_precision_is_refused_in_a_sentence():
+    class Full(nn.Linear):
+        def forward(self, x):
+            if torch.is_autocast_enabled("cpu"):
+                raise RuntimeError("could not create a primitive descriptor")
+            return super().forward(x)
+
+    with pytest.raises(
+        Unsupported, match=r"not with autocast=torch\.float16 \(RuntimeError: could not create"
+    ):
+        Gradient(nn.Sequential(Full(5, 4), nn.Linear(4, 3)), losses, autocast=torch.float16).check(
+            X[:1], Y[:1]
+        )

@@ -215,3 +215,27 @@ def test_a_bare_gradient_says_that_its_model_changed():
     with pytest.raises(Unsupported, match=r"head\.weight is another") as told:
         gradient.bounded_sum(batch, None, BOUND)
     assert told.value.public  # so that a ledger raises it, too
+
+
+@pytest.mark.parametrize(
+    "model", [lambda: nn.Linear(6, 3), lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))]
+)
+def test_a_compiled_loss_runs_eagerly_too(model):
+    """Compiled code may free what a second backward pass needs; here any compiled code would fail."""
+
+    def compiler(graph, inputs):
+        def fail(*_):
+            raise RuntimeError("compiled code ran")
+
+        return fail
+
+    def losses(outputs, targets):
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    torch.manual_seed(0)
+    x, y, model = torch.randn(5, 6), torch.arange(5) % 3, model()
+    found, plain = (
+        Gradient(model, loss).bounded_sum(Examples((x, y)).take(slice(None)), None, ClipNorm(1.0))
+        for loss in (torch.compile(losses, backend=compiler), losses)
+    )
+    assert torch.equal(found, plain)

@@ -48,11 +48,11 @@ class Small(nn.Module):
         return logits if labels is None else (nn.functional.cross_entropy(logits, labels), logits)
 
 
-def trainer_of(ledger, tmp_path, rows, accumulate=1, **options):
+def trainer_of(ledger, tmp_path, rows, accumulate=1, clip_norm=None, **options):
     def begin(model):
         loss, sgd = nn.CrossEntropyLoss(reduction="none"), torch.optim.SGD(model.parameters(), 0.1)
         given = {"optimizer": sgd, "steps": 8, "sampling_rate": 0.1, "accumulate": accumulate}
-        return ft.torch.train(model, loss, (X, Y), ledger, **given)
+        return ft.torch.train(model, loss, (X, Y), ledger, clip_norm=clip_norm, **given)
 
     arguments = TrainingArguments(
         str(tmp_path),
@@ -60,9 +60,8 @@ def trainer_of(ledger, tmp_path, rows, accumulate=1, **options):
         report_to="none",
         disable_tqdm=True,
         logging_steps=1,
-        save_strategy="no",
         num_train_epochs=1,
-        **options,
+        **{"save_strategy": "no", **options},
     )
     return PrivateTrainer(begin, model=Small(), args=arguments, eval_dataset=rows)
 
@@ -99,3 +98,22 @@ def test_evaluation_on_the_records_trained_on_is_warned_of(tmp_path):
     trainer.train()
     with pytest.warns(NotPrivate, match="trained on"):
         trainer.evaluate()
+
+
+def test_a_resumed_trainer_goes_on_with_clipping_norm_step_number_and_what_is_left(tmp_path):
+    ledger, saves = ft.Ledger(ft.Budget(8.0, 1e-5)), {"save_strategy": "steps", "save_steps": 2}
+    first = trainer_of(
+        ledger, tmp_path, None, clip_norm=ft.torch.Quantile(0.5, start=50.0), max_steps=4, **saves
+    )
+    first.train()
+    followed = ft.torch.Quantile(0.5, start=50.0)
+    second = trainer_of(ledger, tmp_path, None, clip_norm=followed, **saves)
+    seen = []
+    second.training_step = lambda *args, step=second.training_step: (
+        seen.append(followed.clip_norm),
+        step(*args),
+    )[1]
+    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert seen[0] == first.private.state_dict()["clip"]["clip"] < 50.0
+    assert second.private.t == 8
+    assert len(seen) == 4

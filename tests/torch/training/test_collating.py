@@ -171,17 +171,15 @@ class Rows(Dataset):
         return tuple(column[place] for column in self.columns)
 
 
-def test_many_targets_out_of_range_are_refused_when_tensors_are_loaded_and_not_named():
-    ledger = ft.Ledger(ft.Budget(2.0, 1e-5))
-    x, y = targets_at(77)
-    y[20:30] = 77
+@pytest.mark.parametrize("wrong", [1, 3, 4, 30, 60])
+@pytest.mark.parametrize("dataset", [False, True])
+def test_no_number_of_targets_out_of_range_decides_whether_training_runs(wrong, dataset):
+    x, y = targets_at(0)
+    y[:wrong] = 77
     options = {"sampling_rate": 0.5, "noise_multiplier": 3.0, "steps": 3}
-    with pytest.raises(InvalidValue, match="0 to 2") as caught:
-        ft.torch.train(nn.Linear(4, 3), LOSS, (x, y), ledger, **options)
-    assert "77" not in str(caught.value)
-    assert (caught.value.__cause__, caught.value.__context__) == (None, None)
-    assert ledger.share == 0
-    assert len(list(ft.torch.train(nn.Linear(4, 3), LOSS, targets_at(-100), ledger, **options))) == 3
+    data = Rows((x, y)) if dataset else (x, y)
+    ledger = ft.Ledger(ft.Budget(2.0, 1e-5))
+    assert len(list(ft.torch.train(nn.Linear(4, 3), LOSS, data, ledger, **options))) == 3
 
 
 @pytest.mark.parametrize("deep", [True, False])
@@ -315,6 +313,28 @@ def test_no_single_record_decides_which_of_two_forms_counts():
             _ = reader.form
         forms.append(None)
     assert forms == [4, None, None, 5]
+
+
+@pytest.mark.parametrize("fours", range(8))
+def test_with_a_public_example_no_record_decides_how_others_are_read(fours):
+    """Whatever the shapes of the records are, those of the example's shape count, and nothing is refused."""
+    dataset = Shapes(*[4] * fours, *[5] * (7 - fours), 4, 5)
+    public = torch.rand(3, 4), torch.tensor([0, 1, 0])
+    reader = Reader(dataset).like(public)
+    assert reader.form == [((1, 4), torch.float32), ((1,), torch.int64)]
+    assert reader.read(range(9))[1].tolist() == [width == 4 for width in dataset.widths]
+    options = {"sampling_rate": 0.5, "noise_multiplier": 1.0, "steps": 1, "example": public}
+    assert len([*ft.torch.train(nn.Linear(4, 2), LOSS, dataset, epsilon=50.0, delta=1e-5, **options)]) == 1
+
+
+def test_records_are_converted_to_the_types_of_a_public_example():
+    records = [(np.ones(2), 1), (np.ones(2, dtype=np.float32), 1.0), ([1, 1], np.int8(1))]
+    reader = Reader(
+        records, lambda rows: (torch.as_tensor(np.asarray(rows[0][0]))[None], torch.tensor([rows[0][1]]))
+    )
+    columns, there = reader.like((torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64))).read(range(3))
+    assert there.all()
+    assert [column.dtype for column in columns] == [torch.float32, torch.int64]
 
 
 def test_a_record_whose_reading_ends_the_program_counts_as_one_that_cannot_be_read():

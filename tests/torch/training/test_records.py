@@ -165,7 +165,7 @@ def test_data_that_is_no_data_is_refused(data, error, says):
         ({"users": [1] * 10}, "records_per_user"),
         ({"records_per_user": 2}, "needs users"),
         ({"users": [1] * 9, "records_per_user": 2}, "one whole number or text a record"),
-        ({"users": [1.5] * 10, "records_per_user": 2}, "most of them are neither"),
+        ({"users": [1.5] * 10, "records_per_user": 2}, "none of them is either"),
         ({"users": [1] * 10, "records_per_user": 0}, "records_per_user"),
         ({"views": 2}, "without augment"),
         ({"views": 0}, "views"),
@@ -241,9 +241,20 @@ def test_a_label_out_of_range_counts_as_nothing_and_refuses_no_training(options,
         assert torch.allclose(totals[0], found.bounded_sum(rest, None, ClipNorm(9.0)), atol=1e-5)
 
 
-def test_many_labels_out_of_range_are_refused():
-    with pytest.raises(InvalidValue, match="whole numbers from 0 to 1, as the model has 2 outputs"):
-        Examples((LABELLED[0], LABELLED[1] + 1)).within(2)
+@pytest.mark.parametrize("options", [{}, {"users": torch.arange(60) // 2, "records_per_user": 2}])
+def test_no_number_of_labels_out_of_range_is_refused_and_the_sum_is_that_of_the_others(options):
+    """At any threshold a single record would decide whether there is an error."""
+    found = Gradient(torch.nn.Linear(3, 2), ENTROPY)
+    for wrong in (3, 6, 30, 60):
+        targets = LABELLED[1].clone()
+        targets[:wrong] = 7
+        examples = Examples((LABELLED[0], targets), **options).within(2)
+        total = found.bounded_sum(examples.take(slice(None)), None, ClipNorm(9.0))
+        if wrong == 60:
+            assert not total.any()
+        elif not options:
+            rest = Examples(LABELLED).take(np.arange(wrong, 60))
+            assert torch.equal(total, found.bounded_sum(rest, None, ClipNorm(9.0)))
 
 
 def test_a_training_with_one_label_out_of_range_runs():

@@ -432,6 +432,11 @@ def agree(
             raise Mixed(f"the model ({type(model).__name__}) or its loss mixes examples: {MIXED}")
         owner = name.rpartition(".")[0] or "the model"
         kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
+        if p._backward_hooks:
+            raise Unsupported(
+                f"{owner} ({kind}): a hook changes the gradient of its parameter {name}, before it could be "
+                "clipped; remove it (handle.remove()), and change the released gradient in the optimizer"
+            )
         raise Unsupported(
             f"{owner} ({kind}): its parameter {name} {tuple(p.shape)} is used past its module, so that "
             f"its gradient is not seen; call {owner} itself in forward, or use route='vmap', which is slower"

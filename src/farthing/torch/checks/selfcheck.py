@@ -113,9 +113,22 @@ def verify(
             company.exchanges()
             company.chances()
             if autocast is not None:
-                company.low_precision(autocast)
+                _refuse_failing(company, autocast)
             company.sizes()
         refuse_changes(before, model, loss)  # what was not put back
+
+
+def _refuse_failing(company: Company, autocast: torch.dtype) -> None:
+    """Refuses a model that mixes under mixed precision, or that does not run in it at all."""
+    try:
+        company.low_precision(autocast)
+    except FarthingError:
+        raise
+    except Exception as error:
+        raise Unsupported(
+            f"the model runs in full precision, and not with autocast={autocast} ({brief(error)}): leave "
+            "autocast out, or use torch.bfloat16"
+        ) from error
 
 
 def verify_again(model: nn.Module, loss: Loss, source: Source, rows: Rows, sketch: Sketch) -> None:

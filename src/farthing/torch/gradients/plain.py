@@ -3,7 +3,8 @@
 Some things that people wrap around a model change how it runs and not what it computes. While a sum is made
 they are put aside (`Plain.running`), and afterwards they are as they were:
 
-* `torch.compile`: compiled modules run eagerly. What is compiled cannot be followed layer by layer.
+* `torch.compile`: compiled modules, functions and losses run eagerly. What is compiled cannot be followed
+  layer by layer, and may free what a second pass over the graph needs.
 * `torch.utils.checkpoint`: parts with a checkpoint are computed again in the backward pass under the same
   tape (`farthing.torch.gradients.tape`), by the kind that is not reentrant. What cannot be, and parts in
   isolation, are kept instead, of ``physical_batch_size`` rows at a time.
@@ -214,7 +215,6 @@ class Plain:
 
     def __init__(self, model: nn.Module) -> None:
         self._norms = list(_spectral_norms(model))
-        self._compiled = any(map(_is_compiled, model.modules()))
         self.sharded = [module for module in model.modules() if _shards(module)]
         self._depth, self._stack = 0, ExitStack()
 
@@ -245,7 +245,7 @@ class Plain:
         torch.ctc_loss = _ctc_within  # type: ignore[assignment]
         if self.sharded:
             self._stack.enter_context(_gathered(self.sharded))
-        if self._compiled:
+        if "torch._dynamo" in sys.modules:  # something may be compiled: a function that forward calls, say
             self._stack.enter_context(torch.compiler.set_stance("force_eager"))
         for module, _ in self._norms:
             self._stack.callback(setattr, module, "training", module.training)
@@ -275,10 +275,6 @@ def without_cudnn(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.enabled = before
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
 
 
 def _shards(module: nn.Module) -> bool:

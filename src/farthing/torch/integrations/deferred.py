@@ -42,6 +42,25 @@ def defer(training: Training) -> torch.optim.Optimizer:
     return optimizer
 
 
+_OURS = "t", "clip", "terms"  # of a run's state, what frameworks do not keep by themselves
+
+
+class Remainder:
+    """What a framework's checkpoint keeps of a run beside weights and optimiser: never the spend."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return step number, clipping norm and terms."""
+        state = self._training.state_dict()
+        return {name: state[name] for name in _OURS}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from such a state; weights and optimiser stay as the framework restored them."""
+        self._training.load_state_dict({**self._training.state_dict(), **state})
+
+
 class _Deferred:
     """All of an optimiser but its step."""
 

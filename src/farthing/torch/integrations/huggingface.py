@@ -11,6 +11,7 @@ Trainer would compute a gradient, one batch is asked of the ledger; the noisy gr
 Guarantee: that of `farthing.torch.training.loop.train`, which draws the batches, clips and adds the noise.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from farthing.errors import Unsupported
-from farthing.torch.integrations.deferred import defer
+from farthing.torch.integrations.deferred import Remainder, defer
+from farthing.torch.training import checkpoint as checkpoints
 from farthing.torch.training.loop import Training
 from farthing.torch.training.watching import warn_of_training_records
 
@@ -34,6 +36,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 _UNSEEN = ("loss", "train_loss", "train_samples_per_second")
+_KEPT = "farthing.pt"  # in a checkpoint's folder: step number and clipping norm
 _LOOKED_AT = 4096  # rows of a dataset that are compared with those trained on
 
 
@@ -81,6 +84,17 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         """Return the run's own optimiser."""
         self.optimizer = self.deferred
         return self.deferred
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Write a checkpoint's optimiser, and beside it what the run knows; never the spend."""
+        super()._save_optimizer_and_scheduler(output_dir)
+        checkpoints.save(os.path.join(output_dir, _KEPT), Remainder(self.private))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Go on from a checkpoint, with what the ledger has left."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and os.path.exists(path := os.path.join(checkpoint, _KEPT)):
+            checkpoints.restore(path, Remainder(self.private))
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Ask for one batch. Its loss is private: 0 stands for it, and is not logged."""

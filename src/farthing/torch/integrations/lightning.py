@@ -25,7 +25,7 @@ from torch import nn
 
 from farthing import validate
 from farthing.errors import InvalidValue, Unsupported
-from farthing.torch.integrations.deferred import defer
+from farthing.torch.integrations.deferred import Remainder, defer
 from farthing.torch.training.loop import Training
 from farthing.torch.training.optim import rehearse
 from farthing.torch.training.watching import warn_of_training_records
@@ -41,7 +41,6 @@ except ModuleNotFoundError as error:
 
 Begin = Callable[[Any, torch.optim.Optimizer | None], Training]
 
-_OURS = ("t", "clip")  # of a run's state, what Lightning's checkpoints do not keep by themselves
 _REPLACED = ("training_step", "configure_optimizers")
 _LOGS = ("log", "log_dict")
 _LOGGERS = ("logger", "loggers", "callback_metrics", "logged_metrics", "progress_bar_metrics", "callbacks")
@@ -104,7 +103,7 @@ class Private(Callback):  # type: ignore[misc]
         for config in trainer.lr_scheduler_configs:
             rehearse(config.scheduler.optimizer, config.scheduler)
         if self._saved and self.training is not None:
-            self.training.load_state_dict({**self.training.state_dict(), **self._saved})
+            Remainder(self.training).load_state_dict(self._saved)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Warn where validation is on records that were trained on."""
@@ -138,10 +137,7 @@ class Private(Callback):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps beside weights and optimiser."""
-        if self.training is None:
-            return self._saved
-        state = self.training.state_dict()
-        return {name: state[name] for name in _OURS}
+        return self._saved if self.training is None else Remainder(self.training).state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep a state until training starts."""

@@ -3,8 +3,10 @@
 A function that makes a batch of a list of records can let them meet: one that pads to the longest of the
 list changes the others' inputs with the one that comes or goes, and a bound on each gradient then bounds
 nothing. So a collate function is called with one record, and rows are put together here. For that they need
-one public shape: that of most of the first records, which are looked at once. A record of another shape, or
-one that cannot be read, counts as zero, the first one too; an error would tell on it.
+one public shape: that of a public example, or without one that of most of the first records, which are looked
+at once and whose shape then counts as public. A record of another shape, or one that cannot be read, counts
+as zero, the first one too; an error would tell on it. Where the first records have several shapes, one of
+them can decide whether there is a refusal: a public example leaves no such decision to the records.
 
 `Padded` makes sequences of different lengths alike, by a public length.
 
@@ -34,7 +36,8 @@ _SEEN = 7  # records that show their form: no single one decides what it is
 _UNREAD = object()  # in place of a record that cannot be read
 _FORMS = (
     "the first records have several shapes or types, none of which most of them have, so that a single "
-    "record would decide which others count; make them alike by collate=, such as ft.torch.Padded(length)"
+    "record would decide which others count; make them alike by collate=, such as ft.torch.Padded(length), "
+    "or give train a public example=(inputs, targets), whose shape the records are then read in"
 )
 
 
@@ -87,12 +90,22 @@ class Padded:
 
 
 class Reader:
-    """Reads records by number; `form` is what they look like, taken from most of the first ones."""
+    """Reads records by number; `form` is what they look like: of a public example, or most of the first."""
 
     def __init__(self, dataset: Any, collate: Collate | None = None) -> None:
         self._dataset, self._collate = dataset, default_collate if collate is None else collate
         self._plain = self._collate is default_collate
         self._found: tuple[Any, Any] | None = None
+        self._declared = False
+
+    def like(self, columns: tuple[Any, ...]) -> "Reader":
+        """Return a reader of records in the form of public columns (inputs…, targets), of one row or more.
+
+        No record decides the form. Numbers are converted to the columns' types, each record by itself.
+        """
+        reader = Reader(self._dataset, self._collate)
+        reader._declared, reader._found = True, (_form(_first_row(columns)), None)
+        return reader
 
     @property
     def form(self) -> Any:
@@ -172,6 +185,8 @@ class Reader:
             return None
         try:
             row = _columns(self._collate([record]))
+            if self._declared:
+                row = _cast(row, form)
             return row if _form(row) == form else None
         except Exception:
             return None
@@ -199,6 +214,20 @@ def _form(row: Any) -> Any:
             "list of one record, so that records cannot meet"
         )
     return shape, row.dtype
+
+
+def _first_row(columns: Any) -> Any:
+    """Return the first row of public columns, which are tensors or tuples of such."""
+    if isinstance(columns, list | tuple):
+        return tuple(_first_row(part) for part in columns)
+    return torch.as_tensor(columns)[:1]
+
+
+def _cast(row: Any, form: Any) -> Any:
+    """Return a row with the types of a form."""
+    if isinstance(row, list | tuple):
+        return tuple(_cast(part, each) for part, each in zip(row, form, strict=True))
+    return row.to(form[1])
 
 
 def _made_up(record: Any, times: int) -> Any:

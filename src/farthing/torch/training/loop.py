@@ -166,7 +166,7 @@ def train(
     memory : {"balanced", "speed", "space"}, default "balanced"
         Memory of about an ordinary step, more or less; without influence on the result but for rounding.
     example : tuple, optional
-        Public (inputs, targets) to check the model on. None: made-up ones of the records' shape.
+        Public (inputs, targets) to check the model on, of the records' shape. None: that of most first ones.
     route : {"auto", "fast", "vmap", "loop"}, default "auto"
         How each example's gradient is made. "fast": by book-keeping, for about one ordinary step; a model
         that it cannot follow is refused. "auto": such a model goes by "vmap", or if that cannot run it by
@@ -237,7 +237,7 @@ def train(
     refuse_other_kinds(model)
     settle(model.modules())
     device = next(model.parameters()).device
-    examples = examples_of(dataset, users, records_per_user, augment, views, device)
+    examples = examples_of(dataset, users, records_per_user, augment, views, device, example)
     with apart(device):
         materialise(model, examples.made_up()[0])
     how = {"autocast": autocast, "example": example, "route": route, "memory": memory}

@@ -310,20 +310,19 @@ def examples_of(
     augment: Callable[[Any], Any] | None,
     views: int,
     device: torch.device,
+    public: Any = None,
 ) -> Examples:
-    """Return the records as examples whose batches come on ``device``."""
+    """Return the records as examples whose batches come on ``device``, in the shape of ``public`` ones."""
     if not isinstance(data, Examples):
-        return Examples(
-            data,
-            users=users,
-            records_per_user=records_per_user,
-            augment=augment,
-            views=views,
-            device=device,
-        )
-    if users is not None or records_per_user is not None or augment is not None or views != 1:
+        made = {"users": users, "records_per_user": records_per_user, "augment": augment, "views": views}
+        examples = Examples(data, device=device, **made)
+    elif users is not None or records_per_user is not None or augment is not None or views != 1:
         raise InvalidValue("users, records_per_user, augment and views belong to Examples, which is given")
-    return data.on(device)
+    else:
+        examples = data.on(device)
+    if isinstance(public, list | tuple) and len(public) == 2 and examples.augment is None:
+        return examples.like(*public)
+    return examples
 
 
 def checked(

@@ -38,7 +38,6 @@ from farthing.queries.arrays import attempt, column
 from farthing.queries.samplers import Indices
 from farthing.torch.training.collating import Collate, Reader
 
-_FEW, _MANY = 5, 20  # targets out of range that are refused: more than five, and than one in twenty
 Integers = NDArray[np.int64]
 PhysicalBatch = tuple[Any, Any, Tensor | None]
 
@@ -50,7 +49,8 @@ class Examples:
     ----------
     data : tuple of tensors or Dataset
         Tensors (inputs…, targets), or a map-style dataset of such tuples, of one shape, that of most of the
-        first records: a record of another shape, or one that cannot be read, counts as zero.
+        first records or of a public one (`like`): a record of another shape, or one that cannot be read,
+        counts as zero.
     users : sequence, optional
         Whose record each is. None: every record is an example.
     records_per_user : int, optional
@@ -91,7 +91,7 @@ class Examples:
         self.tensors, dataset, self.records = _source(data)
         self._reader = None if dataset is None else Reader(dataset, collate)
         self._targets: tuple[int, tuple[int, ...]] | None = None
-        self._outside = False  # whether tensors hold targets out of that range
+        self._within: NDArray[np.bool_] | None = None  # records of tensors that count; None where all do
         self._places = _places(users, records_per_user, self.records)
         self.views, self.augment = validate.count(views=views), augment
         if self.views > 1 and augment is None:
@@ -122,6 +122,21 @@ class Examples:
         assert self._reader is not None
         return self._reader.form
 
+    def like(self, inputs: Any, targets: Any) -> "Examples":
+        """Return these examples, read from a dataset in the shape of public ones; tensors are as they are.
+
+        >>> ragged = [(torch.zeros(3), 0), (torch.zeros(5), 1)]
+        >>> Examples(ragged).like(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)).form[0]
+        (torch.Size([1, 3]), torch.float32)
+        """
+        if self._reader is None:
+            return self
+        shaped = copy.copy(self)
+        shaped._reader = self._reader.like(
+            (*inputs, targets) if isinstance(inputs, list | tuple) else (inputs, targets)
+        )
+        return shaped
+
     def on(self, device: torch.device) -> "Examples":
         """Return these examples with batches that come on ``device``."""
         moved = copy.copy(self)
@@ -136,26 +151,28 @@ class Examples:
         return found
 
     def take(self, indices: Indices) -> "Batch":
-        """Return the batch at ``indices``; nothing is read yet."""
+        """Return the batch at ``indices``, as if records that count as zero were not there.
+
+        Nothing is read yet.
+        """
         places = np.arange(len(self))[indices] if isinstance(indices, slice) else indices
-        return Batch(self, np.asarray(places, dtype=np.int64))
+        drawn = np.asarray(places, dtype=np.int64)
+        return Batch(self, drawn if self._within is None else drawn[self._within[drawn]])
 
     def within(self, classes: int, others: tuple[int, ...] = ()) -> "Examples":
         """Return these examples with targets held to whole numbers below ``classes``, or among ``others``.
 
-        A record whose target is not in the range counts as zero: no single one decides whether there is a
-        refusal. Of tensors all are looked at now, and refused where many are not.
+        A record whose target is not in the range counts as zero. However many there are, nothing is refused:
+        at any threshold a single record would decide whether there is an error, which nobody paid for.
         """
         limited = copy.copy(self)
         limited._targets = classes, others
         if self.tensors is not None:
-            outside = int((~limited._fit(self.tensors[-1])).sum())
-            if outside > max(_FEW, len(self.tensors[-1]) // _MANY):
-                raise InvalidValue(
-                    f"targets must be whole numbers from 0 to {classes - 1}, as the model has {classes} "
-                    "outputs, and many are not"
-                )
-            limited._outside = outside > 0
+            fit = limited._fit(self.tensors[-1]).cpu().numpy()
+            if self._places is None:
+                limited._within = None if fit.all() else fit
+            else:
+                limited._places = np.where(fit[self._places], self._places, -1)
         return limited
 
     def _fit(self, targets: Tensor) -> Tensor:
@@ -174,19 +191,12 @@ class Examples:
             if good is not None and not good.any():
                 return None
             weights = None
-            if self._outside:  # rows stay where they are
-                fit = self._fit(targets)
-                weights, targets = fit.to(torch.float32), targets.where(_beside(fit, targets), 0)
         else:
             chosen = self._places[places]
             there = chosen >= 0
             (inputs, targets), good = self._read(chosen[there])
             if good is not None:
                 there[there] = good
-            elif self._outside:
-                fit = self._fit(targets)
-                inputs, targets = (_map(part, lambda rows: rows[fit]) for part in (inputs, targets))
-                there[there] = fit.cpu().numpy()
             if not there.any():
                 return None
             mask = torch.from_numpy(there)
@@ -402,8 +412,8 @@ def _identified(users: Any) -> tuple[NDArray[Any], Integers]:
         return ids, np.arange(len(ids))
     texts = [_identity(cell) for cell in ids.tolist()]
     there = np.flatnonzero([text is not None for text in texts])
-    if 2 * len(there) < len(ids):
-        raise InvalidValue(f"{said}: most of them are neither")
+    if not len(there):
+        raise InvalidValue(f"{said}: none of them is either")
     return np.array([text or "" for text in texts]), there
 
 
@@ -420,11 +430,6 @@ def _zeros(form: Any) -> Any:
         return tuple(_zeros(part) for part in form)
     shape, dtype = form
     return torch.zeros(shape, dtype=dtype)
-
-
-def _beside(fit: Tensor, targets: Tensor) -> Tensor:
-    """Return a number a record so that it goes with the record's targets."""
-    return fit.view(-1, *(1,) * (targets.ndim - 1))
 
 
 def _spread(rows: Tensor, mask: Tensor) -> Tensor:
