@@ -1,8 +1,8 @@
 """Calibrate noise or steps for a budget, and compute ε of a plan, always rounded to the safe side.
 
 Every search ends on the side where the certified bound of `pld` holds, so an error of the search can
-only cost a little utility, never privacy. What fits a budget is inside it by the margin of
-`accounting.tolerance`, and noise that is chosen here by twice as much, so that it fits on every processor.
+only cost a little utility, never privacy. A plan fits a budget if it is inside it by the margin of
+`accounting.tolerance`; noise is calibrated with twice that margin, so that it fits on every processor.
 
 >>> from farthing.budget import Budget
 >>> from farthing.queries.events import (GaussianEvent, PoissonEvent, RepeatedEvent)
@@ -29,14 +29,14 @@ from farthing.budget import Budget
 from farthing.errors import InvalidValue
 from farthing.queries.events import ComposedEvent, Event
 
-MOST_STEPS = 2**53  # counts beyond are not told apart in floating point
+MOST_STEPS = 2**53  # floating point does not represent all larger counts
 
 _LEAST_NOISE, _MOST_NOISE = 1e-3, 1e9
-_LINES = 8  # tried for a count
-_MOST_TURNS = 2**32  # of a plan whose price may stop to grow
-_COARSE = 1e-5  # in log σ, while lines are still sought
-_MASSES = 1e-6  # relative: how closely noise is sought where a look takes a tenth of a second
-_VISIBLE = 1e-6  # a part of δ that is worth another search
+_LINES = 8  # the number of lines that are tried for a count
+_MOST_TURNS = 2**32  # the most turns of a plan whose cost may stop to grow
+_COARSE = 1e-5  # the precision of log σ before the line is chosen
+_MASSES = 1e-6  # the relative precision of noise if one evaluation takes a tenth of a second
+_VISIBLE = 1e-6  # the share of δ for which another search is worthwhile
 
 
 def epsilon(event: Event, budget: Budget) -> float:
@@ -67,14 +67,14 @@ def noise(plan: Callable[[float], Event], budget: Budget, tolerance: float = 1e-
     def shown(log_noise: float) -> float:
         return max(_shown(steps, budget.epsilon, goal) for steps in ways(log_noise)) - goal
 
-    # the first direction is as a rule the dearer: it is searched alone, the other is checked at the end
+    # the first direction usually costs more: it is searched alone, and the other is checked at the end
     found, contour = guess, _contour(ways(guess)[0], budget.epsilon, goal)
     for _ in range(_LINES):
         found = _least(functools.partial(excess, contour, 1), found, budget, max(tolerance, _COARSE))
         better = _contour(ways(found)[0], budget.epsilon, goal)
         if better == contour or excess(better, 1, found) > -_VISIBLE - _COARSE:
             break
-        contour = better  # a line for what was found, not for a guess, shows that less will do
+        contour = better  # a line through the result, not through a guess, gives a tighter bound
     found = _least(functools.partial(excess, contour, 1), found, budget, tolerance)
     if excess(contour, None, found) > 0:
         found = _least(functools.partial(excess, contour, None), found, budget, tolerance)
@@ -89,7 +89,7 @@ def noise(plan: Callable[[float], Event], budget: Budget, tolerance: float = 1e-
 
 
 def _noise_on_masses(plan: Callable[[float], Event], budget: Budget, tolerance: float) -> float:
-    """Return the least noise for a plan that is composed on grids of losses, each of which takes a while."""
+    """Return the least noise for a plan that is composed on grids of losses, which are slow to evaluate."""
     goal = math.log(budget.delta)
 
     def excess(directions: int | None, log_noise: float) -> float:
@@ -103,7 +103,7 @@ def _noise_on_masses(plan: Callable[[float], Event], budget: Budget, tolerance: 
 
 
 def _inner(budget: Budget, times: int = 1) -> Budget:
-    """Return the budget less so many margins; numbers too small to be lowered stay as they are."""
+    """Return the budget lowered by ``times`` margins; numbers too small to be lowered stay as they are."""
     epsilon, delta = (inner(part, times) or part for part in (budget.epsilon, budget.delta))
     return budget.with_(epsilon, delta)
 
@@ -124,9 +124,9 @@ def _least(excess: Callable[[float], float], guess: float, budget: Budget, toler
 
 
 def _contour(steps: pld.Steps, epsilon: float, goal: float) -> Contour | None:
-    """A contour for ``steps`` around (ε, e^goal), sought from where it would be for a Gaussian.
+    """Return a contour for ``steps`` around (ε, e^goal), starting from that of a Gaussian.
 
-    Where that is short of frequencies, as with few steps, the best of several.
+    If that contour has too few frequencies, as with few steps, return the best of several.
     """
     if pld.gaussian_part(steps) is not None or pld.is_single(steps):
         return None
@@ -138,7 +138,7 @@ def _contour(steps: pld.Steps, epsilon: float, goal: float) -> Contour | None:
     line = pld.line_through(steps, tilt, epsilon)
     if not line.is_poor:
         return line.contour
-    # nearer to 0 more decays, and what lies farther apart reaches higher frequencies
+    # M decays more for tilts nearer to 0, and a wider spacing reaches higher frequencies
     other = min(tilt, pld.best_tilt(steps, cost))
     places = ((0.75 * other, 0.08), (0.75 * other, 0.16), (0.85 * other, 0.12))
     lines = [line, *(pld.compose(steps, Contour(at, wide * at, pld.MOST_FREQUENCIES)) for at, wide in places)]
@@ -146,7 +146,7 @@ def _contour(steps: pld.Steps, epsilon: float, goal: float) -> Contour | None:
 
 
 def _log_delta(steps: pld.Steps, epsilon: float, contour: Contour | None) -> float:
-    """log δ(ε) on a known contour, or on one of their own where that is too short for them."""
+    """Return log δ(ε) on a known contour, or on a new one if that is too short for the steps."""
     if contour is None or pld.is_single(steps) or pld.most_loss(steps) <= epsilon:
         return pld.log_delta(steps, epsilon)
     line = pld.compose(steps, contour)
@@ -154,7 +154,7 @@ def _log_delta(steps: pld.Steps, epsilon: float, contour: Contour | None) -> flo
 
 
 def _shown(steps: pld.Steps, epsilon: float, goal: float) -> float:
-    """log δ(ε) on lines chosen for these very steps: what noise and counts must hold by in the end."""
+    """Return log δ(ε) on lines chosen for these steps, the bound by which noise and counts are accepted."""
     if pld.on_masses(steps):
         return pld.log_delta(steps, epsilon)
     if pld.most_loss(steps) <= epsilon:
@@ -175,7 +175,7 @@ def _mu(epsilon: float, delta: float) -> float:
 
 
 def _central_limit(plan: Callable[[float], Event], budget: Budget) -> float:
-    """log σ where the mean privacy loss, doubled, is the Gaussian μ² of the budget."""
+    """Return log σ at which twice the mean privacy loss is the Gaussian μ² of the budget."""
     goal = _mu(budget.epsilon, budget.delta) ** 2
 
     def cost(log_noise: float) -> float:
@@ -206,7 +206,7 @@ def steps(event: Event, budget: Budget, before: Event | None = None) -> int:
 def turns(plan: Callable[[int], Event], budget: Budget, before: Event | None = None) -> int:
     """Return the most turns for which ``plan(turns)`` fits the budget, after ``before``; 0 if none.
 
-    Prices must not fall with the turns; if they do, fewer are found, never more than fit.
+    The cost must not fall as turns grow; if it does, the result may be too small, never too large.
     """
 
     def fits(count: int) -> bool:
@@ -275,7 +275,7 @@ def _steps(event: pld.Steps, spent: pld.Steps, epsilon: float, goal: float) -> i
         return few
     for _ in range(
         _LINES
-    ):  # that line was chosen for the Chernoff count; one for more may show that more fit
+    ):  # that line was chosen for the Chernoff count; a line for a larger count may show that more fit
         contour = _contour(plan(max(low, 1)), epsilon, goal)
         found = None if contour is None else _counted(event, spent, contour, low, epsilon, goal)
         if found is None or found <= low:
@@ -299,7 +299,7 @@ def _steps(event: pld.Steps, spent: pld.Steps, epsilon: float, goal: float) -> i
 def _counted(
     event: pld.Steps, spent: pld.Steps, contour: Contour, few: int, epsilon: float, goal: float
 ) -> int | None:
-    """Return how often ``event`` fits by this contour: ``few`` or more, or 0; None if it is no line."""
+    """Return how often ``event`` fits by this contour: ``few`` or more, or 0; None if it has no line."""
     once, base = pld.compose(event, contour), pld.compose(spent, contour)
     if not math.isfinite(once.error + base.error):
         return None

@@ -2,14 +2,15 @@
 
 Most steps of such a plan reveal nothing, so M(λ + iu) hardly decays and `inversion` has to smooth. Here the
 loss is put on a grid of cells instead ("connect the dots", Doroshenko et al. 2022): the mass of a cell goes
-to its two ends so that P and Q both keep theirs, which can only raise δ(ε), and the grid is convolved by FFT.
+to its two ends so that its masses under P and Q stay the same, which can only raise δ(ε), and the grid is
+convolved by FFT.
 
-What is left out is bounded and added: losses beyond the last cell count as infinite, sums beyond the grid by
-Chernoff; what wraps around from below only adds. The rounding of the masses moves them up a cell, that of the
-transforms is added (`_ROUNDING`, many times what they lose).
+Truncation errors are bounded and added: losses beyond the last cell count as infinite, sums beyond the grid
+are bounded by Chernoff, and mass that wraps around from below only raises δ. The rounding of the masses moves
+them up a cell; the rounding of the transforms is added (`_ROUNDING`, many times the actual loss).
 
-A few steps that no pair here describes, such as Laplace noise, go to dp-accounting's own grid
-(`reference_epsilon`, `reference_delta`): connected in the same way, so an upper bound too, at tens of
+A few steps without a pair here, such as Laplace noise, use dp-accounting's own grid (`reference_epsilon`,
+`reference_delta`). It is connected in the same way, so it is an upper bound too, and takes tens of
 milliseconds.
 """
 
@@ -28,26 +29,26 @@ from farthing.queries.events import Event, GaussianEvent, LaplaceEvent, PoissonE
 Real = npt.NDArray[np.float64]
 Steps = Sequence[tuple[Pair, int]]
 
-_LONGEST, _HIGHEST = 2**16, 150.0  # cells, and losses: e to them is a number
-_MANY, _MORE = 4096, 4  # steps from which there are so many times as many cells
-_LEAST_RATE, _LEAST_SHIFT, _MOST_SHIFT = 1e-12, 1e-6, 100.0  # beyond, floats give way
-_SHARE = 1e-5  # of δ, that may lie beyond the grid
-_ROUNDING = 1e-15  # a step, and for every doubling of the grid
-_FINE = 0.05  # the width of a cell, of ε over √(steps · ln 1/δ): it costs about its square of ε
+_LONGEST, _HIGHEST = 2**16, 150.0  # the most cells, and the largest loss, whose exponential is finite
+_MANY, _MORE = 4096, 4  # from this many steps on, there are this many times as many cells
+_LEAST_RATE, _LEAST_SHIFT, _MOST_SHIFT = 1e-12, 1e-6, 100.0  # outside, floats are not precise enough
+_SHARE = 1e-5  # the share of δ that may lie beyond the grid
+_ROUNDING = 1e-15  # per step and per doubling of the grid
+_FINE = 0.05  # the width of a cell over ε/√(steps · ln 1/δ); its relative cost in ε is about its square
 _TILTS = (1, 2, 4, 8, 16, 32, 64, 128)
 
-_REFERENCE_POINTS = 1000  # of dp-accounting's grid between 0 and the ε looked for
+_REFERENCE_POINTS = 1000  # points of dp-accounting's grid between 0 and the expected ε
 _FINEST, _REFERENCE_LONGEST = 5e-5, 100_000  # finer or longer grids take seconds
-_LEAST_NOISE, _MOST_NOISE, _REFERENCE_RATE = 0.05, 1e5, 1e-9  # beyond, its floating point gives way
-SMALLEST_DELTA = 1e-11  # below, dp-accounting's own truncation of tails shows
-_REFERENCE_ROUNDING = 1e-14  # more than its convolutions, by fast Fourier transforms, lose of a δ
+_LEAST_NOISE, _MOST_NOISE, _REFERENCE_RATE = 0.05, 1e5, 1e-9  # outside, its floats are not precise enough
+SMALLEST_DELTA = 1e-11  # below this, dp-accounting's own truncation of tails is visible
+_REFERENCE_ROUNDING = 1e-14  # above the error in δ of its convolutions by fast Fourier transforms
 
 
 def epsilon(ways: Sequence[Steps], delta: float, about: float) -> float:
-    """An upper bound on ε(δ), the larger of all directions'; infinite where there is no grid for a step."""
+    """Return an upper bound on ε(δ), the largest over directions; infinite if a step has no grid."""
     if not 0 < about < math.inf or not all(_known(pair) for steps in ways for pair, _ in steps):
         return math.inf
-    for _ in range(4):  # a first look says how fine the grid has to be
+    for _ in range(4):  # the first pass sets the resolution of the grid
         last, about = about, min(about, max(_epsilon(steps, delta, about) for steps in ways))
         if not 0 < about < 0.9 * last:
             break
@@ -83,7 +84,7 @@ def _epsilon(steps: Steps, delta: float, about: float) -> float:
     spectrum = np.ones(size // 2 + 1, complex)
     for (mass, _), (_, count) in zip(masses, steps, strict=True):
         spectrum *= np.fft.rfft(np.fft.ifftshift(mass)) ** count
-    slip = 1e-14 * total * (1 + top)  # by which a cut may lie off the loss that it was made at
+    slip = 1e-14 * total * (1 + top)  # the error of the loss at which a cut was made
     return _crossing(np.fft.fftshift(np.fft.irfft(spectrum, size)), losses, rest) + slip
 
 
@@ -93,7 +94,7 @@ def _crossing(density: Real, losses: Real, delta: float) -> float:
     mass, at = np.maximum(density[positive], 0.0), losses[positive]
     above = np.cumsum(mass[::-1])[::-1]
     below = np.cumsum((mass * np.exp(-at))[::-1])[::-1]
-    rest = delta - 4e-16 * len(at) * above  # less what the sums may have lost
+    rest = delta - 4e-16 * len(at) * above  # less the rounding errors of the sums
     held = above - np.exp(at) * below <= rest  # at every grid point
     first = int(np.argmax(held))
     if not held[first]:
@@ -105,7 +106,7 @@ def _crossing(density: Real, losses: Real, delta: float) -> float:
 
 
 def _sums_beyond(masses: list[tuple[Real, float]], steps: Steps, losses: Real, top: float) -> float:
-    """Chernoff's bound on the mass of sums above ``top``; below it, where it is negative."""
+    """Return Chernoff's bound on the mass of sums above ``top``; below ``top`` if it is negative."""
     tilted, best = np.exp(losses / top), math.inf
     for tilt in _TILTS:
         parts = zip(masses, steps, strict=True)
@@ -115,7 +116,7 @@ def _sums_beyond(masses: list[tuple[Real, float]], steps: Steps, losses: Real, t
 
 
 def _masses(pair: Pair, width: float, size: int) -> tuple[Real, float]:
-    """P's mass at the grid points, rounded up in all δ(ε), and what lies beyond the last one."""
+    """Return P's mass at the grid points, rounded up in all δ(ε), and the mass beyond the last point."""
     mass, beyond = np.zeros(size), 0.0
     pieces, atom, weight = _pieces(pair)
     edges: Real = width * (np.arange(size, dtype=np.float64) - size // 2)
@@ -138,8 +139,8 @@ def _pieces(pair: Pair) -> tuple[tuple[Piece, ...], float, float]:
 
 
 def _piece(piece: Piece, edges: Real, width: float) -> tuple[Real, float]:
-    """Return the masses of one piece at the edges, and what has a larger loss than the last edge."""
-    cuts = _where(piece, edges)  # where the loss is that of an edge; falling if B holds the mixture
+    """Return the masses of one piece at the edges, and the mass with a larger loss than the last edge."""
+    cuts = _where(piece, edges)  # the x whose loss is an edge; falling if B holds the mixture
     start = -math.inf if piece.start is None else piece.start
     inside = np.maximum(cuts, start)
     p, p_error = _between(piece.p, piece.a, inside)
@@ -162,11 +163,11 @@ def _mass(weight: float, shift: float, low: float, high: float) -> float:
 
 
 def _between(weight: float, shift: float, cuts: Real) -> tuple[Real, Real]:
-    """The mass of (1 - w) N(0) + w N(shift) between cuts, which may fall, and what its rounding may be."""
+    """Return the mass of (1 - w) N(0) + w N(shift) between cuts, which may fall, and its rounding error."""
     total, error = np.zeros(len(cuts) - 1), np.zeros(len(cuts) - 1)
     for part, centre in ((1 - weight, 0.0), (weight, shift)):
         if part > 0:
-            tails = ndtr(-np.abs(cuts - centre))  # the nearer one: no digits are lost but in their difference
+            tails = ndtr(-np.abs(cuts - centre))  # the nearer tail, so only differences lose digits
             right = cuts > centre
             apart = np.abs(np.diff(tails))
             total += part * np.where(right[1:] == right[:-1], apart, 1 - tails[1:] - tails[:-1])
@@ -175,7 +176,7 @@ def _between(weight: float, shift: float, cuts: Real) -> tuple[Real, Real]:
 
 
 def _where(piece: Piece, losses: Real) -> Real:
-    """Return the x at which log A/B is each loss; infinite where it never is."""
+    """Return the x at which log A/B equals each loss; infinite if there is none."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if piece.b < 0:  # mirrored: q e^(-a²/2) (w² - e^L) = (1-q) (e^L - 1) w, w = e^(ax)
             grown, weight = np.expm1(losses), piece.p * math.exp(-piece.a * piece.a / 2)
@@ -190,7 +191,7 @@ def _where(piece: Piece, losses: Real) -> Real:
 
 
 def reference_epsilon(event: Event, delta: float, adjacency: Adjacency, about: float) -> float:
-    """An upper bound on ε(δ), infinite where dp-accounting has no grid for the event."""
+    """Return an upper bound on ε(δ); infinite if dp-accounting has no grid for the event."""
     if delta < SMALLEST_DELTA or not 0 < about < math.inf:
         return math.inf
     accountant = _compose(event, adjacency, about)
@@ -198,7 +199,7 @@ def reference_epsilon(event: Event, delta: float, adjacency: Adjacency, about: f
 
 
 def reference_delta(event: Event, epsilon: float, adjacency: Adjacency) -> float:
-    """An upper bound on δ(ε), not sharpened below 1e-11; 1 where dp-accounting has no grid for the event."""
+    """Return an upper bound on δ(ε), at least 1e-11; 1 if dp-accounting has no grid for the event."""
     accountant = _compose(event, adjacency, epsilon)
     return (
         1.0
@@ -208,7 +209,7 @@ def reference_delta(event: Event, epsilon: float, adjacency: Adjacency) -> float
 
 
 def _compose(event: Event, adjacency: Adjacency, about: float) -> Any:
-    """dp-accounting's accountant of the event, on a grid that suits an ε of ``about``."""
+    """Return dp-accounting's accountant of the event, on a grid that suits an ε of ``about``."""
     steps = flatten(event)
     if not all(_translatable(part, adjacency) for part, _ in steps):
         return None
@@ -229,13 +230,13 @@ def _compose(event: Event, adjacency: Adjacency, about: float) -> Any:
     try:
         for part, count in steps:
             accountant.compose(_translate(part), count)
-    except (ValueError, ArithmeticError):  # beyond the range of its floating point
+    except (ValueError, ArithmeticError):  # outside the range of its floating point
         return None
     return accountant
 
 
 def _reach(event: Event, adjacency: Adjacency) -> float:
-    """About the largest privacy loss that its grid for one step holds."""
+    """Return approximately the largest privacy loss on its grid for one step."""
     match event:
         case GaussianEvent(noise):
             shift = adjacency.shift / noise

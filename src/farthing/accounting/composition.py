@@ -59,7 +59,7 @@ def _checked(epsilon: float, delta: float, steps: int) -> tuple[float, float, in
 
 
 def basic(epsilon: float, delta: float, steps: int) -> tuple[float, float]:
-    """(kε, kδ): Dwork & Roth 2014, Theorem 3.16."""
+    """Return (kε, kδ): Dwork & Roth 2014, Theorem 3.16."""
     epsilon, delta, steps = _checked(epsilon, delta, steps)
     return _times(steps, epsilon), min(1.0, _times(steps, delta))
 
@@ -70,7 +70,7 @@ def _advanced(epsilon: float, steps: int, slack: float) -> float:
 
 
 def advanced(epsilon: float, delta: float, steps: int, slack: float) -> tuple[float, float]:
-    """ε' = √(2k ln 1/δ') ε + kε(e^ε − 1), kδ + δ' with δ' = ``slack``: Dwork & Roth 2014, Theorem 3.20."""
+    """Return √(2k ln 1/δ') ε + kε(e^ε − 1) and kδ + δ', δ' = ``slack``: Dwork & Roth 2014, Theorem 3.20."""
     epsilon, delta, steps = _checked(epsilon, delta, steps)
     validate.probability(slack=slack)
     total = min(1.0, math.nextafter(_times(steps, delta) + slack, 1.0) if delta else slack)
@@ -93,7 +93,7 @@ def advanced_epsilon_iter(epsilon: float, delta: float, steps: int, slack: float
 
 
 def strong(epsilon: float, delta: float, steps: int, slack: float) -> tuple[float, float]:
-    """(kε² + ε√(2k ln 1/δ'), kδ + δ'): the "strong composition" curve of Abadi et al. 2016, Figure 2.
+    """Return (kε² + ε√(2k ln 1/δ'), kδ + δ'), the "strong composition" of Abadi et al. 2016, Figure 2.
 
     It holds at every ε: Kairouz, Oh & Viswanath 2015, Theorem 3.4, has kε tanh(ε/2) <= kε²/2 in
     place of kε².
@@ -106,7 +106,7 @@ def strong(epsilon: float, delta: float, steps: int, slack: float) -> tuple[floa
 
 
 def amplify_poisson(epsilon: float, delta: float, rate: float) -> tuple[float, float]:
-    """(ln(1 + q(e^ε − 1)), qδ): Balle, Barthe & Gaboardi 2018, Theorems 8 and 9.
+    """Return (ln(1 + q(e^ε − 1)), qδ): Balle, Barthe & Gaboardi 2018, Theorems 8 and 9.
 
     Holds for Poisson sampling at rate q of an add-remove mechanism (Theorem 8), and for drawing m of n
     records without replacement, q = m/n, from a replace-one mechanism (Theorem 9). It does not hold for

@@ -3,17 +3,17 @@
 Both kinds are compared by the root mean square of the noise in all running sums of the answers, at equal
 budgets: that is the error of the path of plain SGD with one learning rate.
 
-*Bands* (`farthing.queries.correlated.BandedGaussian`). More of them cancel more of the noise in running sums,
-and leave a record fewer but likelier chances (`farthing.queries.correlated.Cyclic`), which amplify less.
-`choose_bands` tries numbers of bands. One band, independent noise, is among them, so by that measure it never
-loses.
+*Bands* (`farthing.queries.correlated.BandedGaussian`). More bands cancel more of the noise in running sums. A
+record is then drawn in fewer turns, with a larger probability (`farthing.queries.correlated.Cyclic`), which
+amplifies less. `choose_bands` tries numbers of bands, including one (independent noise), so by this measure
+the result is never worse than independent noise.
 
 *Balanced draws* (`farthing.queries.correlated.Balanced`). A pass costs less than Poisson samples of the same
-size, most of all where it has few turns a group: `choose_balanced` tries the divisors of a pass.
+size, above all with few turns per group: `choose_balanced` tries the divisors of a pass.
 
 *Buffers* (`farthing.queries.buffered.BufferedGaussian`). `choose_buffers` minimises over weights and decays.
-Each record takes part once a pass, so nothing is sampled and nothing amplified: where a random sample can be
-drawn, bands may be better.
+Each record takes part once per pass without sampling, so nothing is amplified: if random samples are
+possible, bands may be better.
 
 >>> from farthing.budget import Budget
 >>> found = choose_bands(Budget(8.0, 1e-5), sampling_rate=0.01, steps=400)
@@ -46,13 +46,13 @@ InGroups = Callable[[float, int], Cyclic | TruncatedCyclic]  # from a sampling r
 Pairs = tuple[tuple[float, ...], tuple[float, ...]]  # weights and decays
 
 _NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-_CLOSELY = 1e-4  # relative: noise on balanced draws, which takes a second to find
-_DIGITS = 4  # of weights and of 1 - decays: last bits of an optimiser differ between machines
+_CLOSELY = 1e-4  # the relative precision of noise on balanced draws, whose search takes a second
+_DIGITS = 4  # digits of weights and of 1 - decays: the last bits of an optimiser differ between machines
 
 
 @dataclass(frozen=True, slots=True)
 class Bands:
-    """Correlated noise for a plan: its bands and exponent, the noise multiplier, and what is gained.
+    """Correlated noise for a plan: its bands and exponent, the noise multiplier, and the gain.
 
     ``gain`` is the root mean square of the noise in running sums over that of independent noise, at the same
     budget: 0.5 means half the noise, 1 means that independent noise is best.
@@ -79,7 +79,7 @@ class BalancedBands:
 
     @property
     def mechanism(self) -> BandedGaussian:
-        """The noise itself."""
+        """Return the mechanism that adds this noise."""
         return BandedGaussian(self.noise_multiplier, self.sampler.groups, self.exponent)
 
 
@@ -91,7 +91,7 @@ def banded_prefix_noise(bands: int, exponent: float, steps: int) -> float:
     """
     from scipy.signal import lfilter  # slow to import
 
-    with np.errstate(over="ignore"):  # exponents near 1 may have no bounded inverse: infinitely bad
+    with np.errstate(over="ignore"):  # exponents near 1 may have an unbounded inverse: infinite noise
         row = lfilter([1.0], coefficients(bands, exponent), np.ones(validate.count(steps=steps)))
         return spread(bands, exponent) * math.sqrt(float(np.cumsum(row * row).mean()))
 
@@ -139,20 +139,20 @@ def choose_bands(
     Parameters
     ----------
     budget : Budget
-        What all turns together may cost.
+        The budget of all turns together.
     sampling_rate : float
-        The expected part of the records in a batch.
+        The expected share of the records in a batch.
     steps : int
-        How many turns.
+        The number of turns.
     most : int, default 64
-        The most bands: one array of noise is kept for each but one.
+        The largest number of bands; a plan keeps one array of noise per band but one.
     draws : callable, default Cyclic
-        From a sampling rate and a number of groups to a sampler.
+        A function from a sampling rate and a number of groups to a sampler.
 
     Returns
     -------
     Bands
-        With one band where independent noise is best.
+        One band if independent noise is best.
 
     Examples
     --------
@@ -171,7 +171,7 @@ def choose_bands(
 
 
 def _tried(budget: Budget, sampling_rate: float, steps: int, bands: int, draws: InGroups) -> Bands:
-    """Return a candidate, with the noise of its sums in the place of the gain."""
+    """Return a candidate, with the noise of its running sums in place of the gain."""
     noise = noise_multiplier(budget, sampling_rate, steps, bands, tolerance=1e-4, draws=draws)
     exponent = best_exponent(bands, steps)
     return Bands(bands, exponent, noise, noise * banded_prefix_noise(bands, exponent, steps))
@@ -179,7 +179,7 @@ def _tried(budget: Budget, sampling_rate: float, steps: int, bands: int, draws: 
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """Correlated noise for a plan of passes: its buffers, the noise multiplier, and what is gained.
+    """Correlated noise for a plan of passes: its buffers, the noise multiplier, and the gain.
 
     ``gain`` is the root mean square of the noise in running sums over that of independent noise, at the same
     budget and the same draws; ``running_noise`` is that root mean square, for a bound of 1.
@@ -195,7 +195,7 @@ class Buffers:
 
     @property
     def mechanism(self) -> BufferedGaussian:
-        """The noise itself."""
+        """Return the mechanism that adds this noise."""
         return BufferedGaussian(self.noise_multiplier, self.weights, self.decays, self.steps, self.groups)
 
 
@@ -205,13 +205,13 @@ def choose_balanced(budget: Budget, turns: int, steps: int, most: int = 64) -> B
     Parameters
     ----------
     budget : Budget
-        What all turns together may cost, under add-remove or zero-out.
+        The budget of all turns together, under add-remove or zero-out.
     turns : int
-        Turns of a pass: every record takes part once in as many. Bands are among its divisors.
+        The turns of a pass, in which every record takes part once. Bands are among its divisors.
     steps : int
-        How many turns in all.
+        The total number of turns.
     most : int, default 64
-        The most bands: one array of noise is kept for each but one.
+        The largest number of bands; a plan keeps one array of noise per band but one.
 
     Returns
     -------
@@ -245,7 +245,7 @@ def best_balanced(budget: Budget, turns: int, steps: int, groups: Sequence[int])
 
 
 def balanced_noise(budget: Budget, sampler: Balanced, steps: int) -> float:
-    """Return the smallest noise multiplier, closely, at which ``steps`` turns of balanced draws fit."""
+    """Return approximately the smallest noise multiplier at which ``steps`` turns of balanced draws fit."""
     return calibrate.noise(functools.partial(_balanced_plan, sampler, steps, budget), budget, _CLOSELY)
 
 
@@ -290,13 +290,13 @@ def choose_buffers(budget: Budget, groups: int, steps: int, buffers: int = 2) ->
     Parameters
     ----------
     budget : Budget
-        What all turns together may cost.
+        The budget of all turns together.
     groups : int
-        Turns of a pass: every record takes part once in as many.
+        The turns of a pass, in which every record takes part once.
     steps : int
-        How many turns; ``groups`` of them are one pass over the records.
+        The number of turns; ``groups`` of them are one pass over the records.
     buffers : int, default 2
-        How many arrays of noise are kept, 1 to 8; more than two have gained 1 % at most where we looked.
+        The number of arrays of noise that are kept, 1 to 8; more than two gained at most 1 % in our trials.
 
     Returns
     -------
@@ -326,7 +326,7 @@ def choose_buffers(budget: Budget, groups: int, steps: int, buffers: int = 2) ->
 
 @functools.lru_cache(64)
 def best_pairs(buffers: int, steps: int, groups: int) -> Pairs:
-    """Return weights and decays that an optimiser finds, to four digits."""
+    """Return the weights and decays found by an optimiser, to four digits."""
     from scipy.optimize import minimize  # slow to import
 
     def logarithm(place: Array) -> float:
@@ -339,7 +339,7 @@ def best_pairs(buffers: int, steps: int, groups: int) -> Pairs:
     weights, decays = _pairs(found)
     order = np.argsort(-decays)
     return (
-        tuple(_short((1 - 10.0**-_DIGITS) * weights[i]) for i in order),  # short of 1 in all, when rounded
+        tuple(_short((1 - 10.0**-_DIGITS) * weights[i]) for i in order),  # the rounded sum stays below 1
         tuple(1 - _short(1 - decays[i]) for i in order),
     )
 
@@ -349,13 +349,13 @@ def _short(value: float) -> float:
 
 
 def _start(buffers: int, turns: int) -> Array:
-    """Return decays for times that grow geometrically to those of a pass, and weights as of 1/√j."""
+    """Return decays whose time scales grow geometrically to a pass, and the weights that fit 1/√j."""
     gaps = np.geomspace(2 / (turns + 3), 0.5, buffers + 1)[:-1]
     weights = np.sqrt(gaps) * 0.5 / np.sqrt(gaps).sum()
     return np.concatenate([np.log(weights), np.log((1 - gaps) / gaps)])
 
 
 def _pairs(place: Array) -> tuple[Array, Array]:
-    """Return weights, scaled down where they add up to more than 1, and decays, not too near 0 and 1."""
+    """Return weights, scaled down if they add up to more than 1, and decays, not too near 0 and 1."""
     weights, odds = np.split(np.exp(np.clip(place, -30.0, 30.0)), 2)
     return weights / max(1.0, weights.sum()), np.clip(odds / (1 + odds), 2.0**-10, 1 - 2.0**-20)

@@ -115,7 +115,7 @@ def log_delta(mu: Array, epsilon: Array | float) -> Array: ...
 @overload
 def log_delta(mu: float, epsilon: Array) -> Array: ...
 def log_delta(mu: Array | float, epsilon: Array | float) -> Array | float:
-    """ln of :func:`delta`, elementwise; −inf for μ = 0 or where ln δ is below −1e299."""
+    """Return ln of :func:`delta`, elementwise; −inf for μ = 0 or where ln δ is below −1e299."""
     pair = np.broadcast_arrays(_non_negative(mu=mu), _non_negative(epsilon=epsilon))
     result = _log_delta(*(np.array(x, dtype=np.float64, ndmin=1) for x in pair))
     return float(result[0]) if pair[0].ndim == 0 else result
@@ -185,7 +185,7 @@ def noise(epsilon: float, delta: float) -> float:
 
 
 def classic_noise(epsilon: float, delta: float) -> float:
-    """√(2 ln(1.25/δ))/ε (Dwork & Roth 2014, Theorem A.1), proven for ε < 1 only."""
+    """Return √(2 ln(1.25/δ))/ε (Dwork & Roth 2014, Theorem A.1), proven for ε < 1 only."""
     if validate.positive(epsilon=epsilon) >= 1:
         raise InvalidValue(
             f"epsilon must be < 1 for the classic Gaussian calibration, got {epsilon!r}: use noise(), "

@@ -15,8 +15,8 @@ the result has *relative* precision however small δ is. Four errors remain; eve
 3. **Quadrature** of M and 4. **rounding**: each M is known within error · M(λ), so the product of
    all is known within expm1(Σ error) · ΠM(λ), plus the rounding of phases.
 
-Where G decays too slowly (few steps) a small Gaussian step of size η is composed in as well: it can only
-raise δ, and multiplies the terms beyond K by e^(-η²u²/2).
+If G decays too slowly (few steps), a small Gaussian step of size η is composed in as well: it can only raise
+δ, and multiplies the terms beyond K by e^(-η²u²/2).
 """
 
 import math
@@ -42,15 +42,13 @@ class Line:
     adds: int = 0
     reach: float = 0.0  # Σ of the largest |log M| of every step
     weak: bool = False  # whether the last bound needed smoothing: more frequencies would tighten it
-    loose: bool = False  # whether errors were more than a small part of it: another line may be tighter
-    coarse: bool = (
-        False  # whether its frequencies lie farther apart than they should, so that much wraps around
-    )
-    slack: float = 0.0  # the part of it that errors other than truncation make up
+    loose: bool = False  # whether errors were a large part of it: another line may be tighter
+    coarse: bool = False  # whether its frequencies are too far apart, so that much mass wraps around
+    slack: float = 0.0  # the share of errors other than truncation in the last bound
 
     @classmethod
     def empty(cls, contour: Contour) -> "Line":
-        """Nothing composed yet."""
+        """Return the line of an empty composition."""
         return cls(contour, np.zeros(contour.count + 1, complex))
 
     def add(self, step: Transform, count: int = 1) -> None:
@@ -63,25 +61,25 @@ class Line:
 
     @property
     def log_mass(self) -> float:
-        """log M(λ), rounded up."""
+        """Return log M(λ), rounded up."""
         return float(self.log[0].real) + self.error + self.adds * ROUNDING * abs(float(self.log[0].real))
 
     @property
     def is_poor(self) -> bool:
-        """Whether frequencies ran out: smoothed, or too far apart."""
+        """Return whether there were too few frequencies: smoothed, or too far apart."""
         return self.weak or self.coarse or not math.isfinite(self.error)
 
     def chernoff(self, epsilon: float) -> float:
-        """log of the Rényi bound on δ(ε) at order λ + 1 (Canonne, Kamath & Steinke 2020, Prop. 12)."""
+        """Return log of the Rényi bound on δ(ε) at order λ + 1 (Canonne, Kamath & Steinke 2020, Prop. 12)."""
         return min(0.0, self.log_mass - self.contour.tilt * epsilon + log_factor(self.contour.tilt))
 
     def log_delta(self, epsilon: float) -> float:
-        """log of a certified upper bound on δ(ε)."""
+        """Return the log of a certified upper bound on δ(ε)."""
         if not math.isfinite(self.error):
             self.loose, self.slack = True, 1.0
             return 0.0
         bound = self.chernoff(epsilon)
-        if not epsilon * self.contour.top < _FARTHEST:  # phases would be lost
+        if not epsilon * self.contour.top < _FARTHEST:  # phases would lose all digits
             return bound
         total, excess, self.slack = self._sum(epsilon, 0.0)
         bound = min(bound, total)
@@ -92,7 +90,7 @@ class Line:
         return bound
 
     def _sum(self, epsilon: float, smoothing: float) -> tuple[float, float, float]:
-        """log δ; by how much the log of what is truncated is too large; the other errors' part of δ."""
+        """Return log δ, the excess of the log of the truncation error, and the other errors' share of δ."""
         s, kernel, weight = _kernel(self.contour)
         tilt, spacing, top = self.contour.tilt, self.contour.spacing, self.contour.top
         exponent = self.log - s * epsilon
@@ -105,7 +103,7 @@ class Line:
         scale = float(exponent[0].real)
         with np.errstate(over="ignore", invalid="ignore"):
             total = float((np.exp(exponent - scale) * kernel).real.sum())
-        if not math.isfinite(total):  # errors beyond all numbers: this line says nothing
+        if not math.isfinite(total):  # errors overflow: this line gives no bound
             return 0.0, 0.0, 1.0
         relative = self.error + (2 * phase + 64 + len(s)) * ROUNDING
         slack = weight * (math.expm1(relative) if relative < 1 else math.inf)
@@ -116,7 +114,7 @@ class Line:
 
 
 def log_factor(tilt: float) -> float:
-    """log sup_t (1 - e^-t) e^(-λt): what turns M(λ) e^(-λε) into a bound on δ(ε)."""
+    """Return log sup_t (1 - e^-t) e^(-λt), the factor by which M(λ) e^(-λε) bounds δ(ε)."""
     return -tilt * math.log1p(1 / tilt) - math.log1p(tilt)
 
 
@@ -124,7 +122,7 @@ _KERNELS: dict[Contour, tuple[Complex, Complex, float]] = {}
 
 
 def _kernel(contour: Contour) -> tuple[Complex, Complex, float]:
-    """s, (h/π) / (s(s+1)) with half weight at u = 0, and the sum of its moduli."""
+    """Return s, (h/π) / (s(s+1)) with half weight at u = 0, and the sum of its moduli."""
     if contour not in _KERNELS:
         if len(_KERNELS) > 512:
             _KERNELS.clear()
@@ -142,10 +140,10 @@ def smallest(
     relative: float = 1e-10,
     absolute: float = 1e-14,
 ) -> float:
-    """Return the end of a bracket where ``holds(x) <= 0``; that ``high`` will do must be known.
+    """Return a small x in the bracket with ``holds(x) <= 0``, which must be true of ``high``.
 
-    A secant search kept inside the bracket; what is returned has been checked, so errors of the
-    search only cost tightness.
+    A secant search kept inside the bracket. The result has been checked, so errors of the search only cost
+    tightness.
     """
     at_low, at_high = holds(low), holds(high)
     if at_low <= 0:

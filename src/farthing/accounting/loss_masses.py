@@ -1,19 +1,18 @@
 """Discretise privacy losses on a grid, rounded up, for one event or many.
 
-A `LossMasses` holds masses under P at whole multiples of ``step``, and at infinity. It stands for a
-dominating pair in one sense only: for every convex, non-increasing f with f(0) = 1 the sum Σ wⱼ f(r e^(-jh))
-+ w_∞ is at least E_P[f(r Q/P)]. That is what the recursion of `accounting.menu` needs, and it is kept by four
-operations:
+A `LossMasses` holds masses under P at whole multiples of ``step``, and at infinity. It bounds a dominating
+pair in one sense only: for every convex, non-increasing f with f(0) = 1 the sum Σ wⱼ f(r e^(-jh)) + w_∞ is at
+least E_P[f(r Q/P)]. The recursion of `accounting.menu` needs this property, and four operations preserve it:
 
-* *Connecting the dots.* The mass of an interval of losses goes to its two ends so that its mass under P and
-  under Q stays (Doroshenko, Ghazi, Kamath, Kumar & Manurangsi 2022): a two-point distribution of Q/P with the
-  same mean, and f is convex.
-* *Moving mass upwards*, to a larger loss or to infinity: f does not increase. So are tails cut off, and so
-  are masses rounded.
+* *Connecting the dots.* The mass of an interval of losses goes to its two ends so that its masses under P and
+  under Q stay the same (Doroshenko, Ghazi, Kamath, Kumar & Manurangsi 2022): a two-point distribution of Q/P
+  with the same mean, and f is convex.
+* *Moving mass upwards*, to a larger loss or to infinity: f does not increase. Tails are cut off and masses
+  are rounded in this way.
 * *Convolving* two of them: f averaged over one is again convex and non-increasing.
 * *Coarsening* to every other point, which is connecting the dots once more, in closed form.
 
-A choice of bounded range ε (an exponential mechanism) has losses in some [t - ε, t] that holds 0. Given t,
+A choice of bounded range ε (an exponential mechanism) has losses in some [t - ε, t] that contains 0. Given t,
 Q/P has mean 1 within [e^-t, e^(ε-t)], so the worst convex average is that of its two ends, and H_a is at most
 (e^ε - e^t)(1 - a e^-t) / (e^ε - 1) (generalised randomised response, Dong, Durfee & Rogers 2020). The largest
 over t, at e^t = √(a e^ε), is (e^(ε/2) - √a)² / (e^ε - 1) for a from e^-ε to e^ε: the profile of one pair,
@@ -21,10 +20,10 @@ over t, at e^t = √(a e^ε), is (e^(ε/2) - √a)² / (e^ε - 1) for a from e^-
 Q. So it dominates every choice in both directions; its loss has a third of the variance of randomised
 response. On a Poisson batch the pair is mixed as any other (Zhu et al. 2022, Thm. 11; add-remove, zero-out).
 
-Rounding. All sums are of non-negative terms, so n of them are off by less than n units of 2⁻⁵³, relative,
-whatever their order, and are raised by as much. Masses of normal intervals are taken to be off by `_MASS`,
-three times the worst error that cephes states for Φ, and the edges of intervals by `EDGE` in the loss: a loss
-that is so much larger than it is counted for is paid by `accounting.menu` from ε.
+Rounding. All terms are non-negative, so a sum of n terms has a relative error below n units of 2⁻⁵³ in any
+order, and is raised by as much. The relative error of masses of normal intervals is taken to be `_MASS`,
+three times the worst error that cephes states for Φ. The edges of intervals have an error of `EDGE` in the
+loss: `accounting.menu` subtracts from ε the amount by which a loss may exceed its interval.
 """
 
 import math
@@ -42,13 +41,13 @@ from farthing.queries.events import BoundedRangeEvent, Event, PoissonEvent
 
 Array = NDArray[np.float64]
 
-EDGE = 2.0**-48  # by which a loss of at most 16 may be larger than the interval says that it is counted in
-_MASS = 1e-13  # relative, of the mass of an interval
+EDGE = 2.0**-48  # the amount by which a loss of at most 16 may exceed the interval that counts it
+_MASS = 1e-13  # the relative error of the mass of an interval
 _UNIT = 2.0**-53
-_SPREAD = 16  # grid points in a standard deviation of one event's loss
-_WIDE = 48  # and from which on a grid is made coarser
-_LONGEST = 12_000  # points of one event
-_FINE = 160  # points in a standard deviation of a whole plan's loss
+_SPREAD = 16  # grid points per standard deviation of one event's loss
+_WIDE = 48  # grid points per standard deviation from which on a grid is made coarser
+_LONGEST = 12_000  # the most grid points of one event
+_FINE = 160  # grid points per standard deviation of a whole plan's loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class LossMasses:
 
 @dataclass(frozen=True, slots=True)
 class WorstChoice:
-    """The worst choice of bounded range ε on a Poisson batch; ``added`` is the direction of a record more."""
+    """The worst choice of bounded range ε on a Poisson batch; ``added`` if the record is added."""
 
     epsilon: float
     rate: float = 1.0
@@ -80,7 +79,7 @@ Pair = pairs.Pair | WorstChoice
 
 
 def ways(event: Event, adjacency: Adjacency) -> tuple[Pair, ...]:
-    """Return the pairs that dominate an event, one for each direction that differs: those of a menu."""
+    """Return the pairs that dominate an event on a menu, one for each direction that differs."""
     match event:
         case BoundedRangeEvent(epsilon) | PoissonEvent(1.0, BoundedRangeEvent(epsilon)):
             return (WorstChoice(epsilon),)
@@ -96,7 +95,7 @@ def delta(losses: LossMasses, epsilon: float) -> float:
 
 
 def composed(steps: Sequence[tuple[Pair, int]], cut: float) -> LossMasses:
-    """Return the losses of several events, each so many times, on a grid that suits their sum."""
+    """Return the losses of several events with their counts, on a grid that suits their sum."""
     share = cut / max(1, len(steps))
     spread = math.sqrt(sum(count * _deviation(pair) ** 2 for pair, count in steps))
     parts = [repeated(pair, count, spread / _FINE, share) for pair, count in steps]
@@ -107,8 +106,8 @@ def composed(steps: Sequence[tuple[Pair, int]], cut: float) -> LossMasses:
 
 
 def repeated(pair: Pair, count: int, step: float, cut: float) -> LossMasses:
-    """Return the losses of ``count`` events on a grid of ``step``; cuts move at most ``cut`` of mass."""
-    share = cut / 4 / count  # of one event; it doubles with the events
+    """Return the losses of ``count`` events on a grid of ``step``; truncation moves mass <= ``cut``."""
+    share = cut / 4 / count  # for one event; it doubles with the number of events
     fine = step
     low, high = _ends(pair, share)
     while fine > _deviation(pair) / _SPREAD and (high - low) / fine < _LONGEST / 2:
@@ -127,7 +126,7 @@ def repeated(pair: Pair, count: int, step: float, cut: float) -> LossMasses:
 
 
 def _single(pair: Pair, step: float, cut: float) -> LossMasses:
-    """One event, by connecting the dots; at most ``cut`` of mass is below the first or above the last."""
+    """Return the losses of one event by connecting the dots; mass outside the grid is at most ``cut``."""
     if isinstance(pair, pairs.Allocation):
         return _of_atoms(*allocation.atoms(pair.bins, pair.mu, pair.added), step, cut)
     low, high = _ends(pair, cut)
@@ -150,7 +149,7 @@ def _single(pair: Pair, step: float, cut: float) -> LossMasses:
 
 
 def _of_atoms(losses: Array, masses: Array, infinite: float, step: float, cut: float) -> LossMasses:
-    """Connect the dots of masses at single losses; at most ``cut`` of them is moved up at either end."""
+    """Connect the dots of masses at single losses; at most ``cut`` is moved up at either end."""
     order = np.argsort(losses)
     losses, masses = losses[order], masses[order]
     above = np.cumsum(masses[::-1])[::-1]
@@ -183,7 +182,7 @@ def _convolved(one: LossMasses, other: LossMasses, cut: float) -> LossMasses:
 
 
 def _coarser(losses: LossMasses) -> LossMasses:
-    """On every other point: the mass at an odd one goes to both neighbours, with its mean of Q/P."""
+    """Keep every other point: the mass at an odd point goes to both neighbours and keeps its mean of Q/P."""
     first, masses = losses.first, losses.masses
     if first % 2:
         first, masses = first - 1, np.concatenate([[0.0], masses])
@@ -202,7 +201,7 @@ def _raised(masses: Array) -> float:
 
 @lru_cache(maxsize=1024)
 def _deviation(pair: Pair) -> float:
-    """Roughly the standard deviation of one event's loss."""
+    """Return approximately the standard deviation of one event's loss."""
     low, high = _ends(pair, 1e-9)
     return _single(pair, (high - low) / 4000, 1e-9).deviation()
 
@@ -211,7 +210,7 @@ def _deviation(pair: Pair) -> float:
 
 
 def _ends(pair: Pair, cut: float) -> tuple[float, float]:
-    """Return two losses with at most ``cut`` of P's mass below the one and above the other, each."""
+    """Return two losses: P has at most ``cut`` of mass below the first, and as much above the second."""
     z = -float(ndtri(cut))
     match pair:
         case pairs.Shift(mu) | pairs.SeenShift(_, mu):
@@ -242,7 +241,7 @@ def _ends_of_piece(piece: pairs.Piece, z: float) -> tuple[float, float]:
 
 
 def _log_mixture(weight: float, shift: float, x: float) -> float:
-    """log(1 - w + w e^(sx - s²/2)): the density of a mixture over that of N(0) at x."""
+    """Return log(1 - w + w e^(sx - s²/2)), the log of a mixture's density over that of N(0) at x."""
     exponent = shift * x - shift * shift / 2
     if exponent > 700:
         return exponent + math.log(weight + (1 - weight) * math.exp(-exponent))
@@ -250,7 +249,7 @@ def _log_mixture(weight: float, shift: float, x: float) -> float:
 
 
 def _atoms(pair: Pair) -> list[tuple[float, float]]:
-    """Return losses that single outcomes have, with their masses under P."""
+    """Return the losses with positive probability, with their masses under P."""
     match pair:
         case pairs.TwoPoint(epsilon):
             return [(epsilon, 1 / (1 + math.exp(-epsilon))), (-epsilon, 1 / (1 + math.exp(epsilon)))]
@@ -286,11 +285,11 @@ def _intervals(pair: Pair, edges: Array) -> tuple[Array, Array]:
             found = [_of_piece(piece, edges) for piece in pieces]
             return sum(p for p, _ in found), sum(q for _, q in found)  # type: ignore[return-value]
         case pairs.Allocation():
-            raise AssertionError("it has atoms alone")
+            raise AssertionError("an allocation has atoms only")
 
 
 def _before_sampling(epsilon: float, rate: float, losses: Array) -> Array:
-    """Return the x whose log(1 - rate + rate e^x) are these losses, within ±ε; the ends are its ends."""
+    """Return the x in [-ε, ε] whose log(1 - rate + rate e^x) are these losses; the end points become ±ε."""
     with np.errstate(divide="ignore"):
         x: Array = np.clip(np.log1p(np.maximum(np.expm1(losses) / rate, -1.0)), -epsilon, epsilon)
     x[0], x[-1] = -epsilon, epsilon
@@ -310,7 +309,7 @@ def _of_piece(piece: pairs.Piece, edges: Array) -> tuple[Array, Array]:
 
 
 def _where(piece: pairs.Piece, loss: Array) -> Array:
-    """Return the x at which a piece has these losses; -∞ or ∞ where none has."""
+    """Return the x at which a piece has these losses; -∞ or ∞ if there is none."""
     p, a, r, b = piece.p, piece.a, piece.r, piece.b
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if r == 0.0:
@@ -326,7 +325,7 @@ def _where(piece: pairs.Piece, loss: Array) -> Array:
 
 
 def _normal(x: Array) -> Array:
-    """Return the masses of N(0, 1) between x and the next, in either order, accurate in both tails."""
+    """Return the masses of N(0, 1) between neighbouring x, in either order, accurate in both tails."""
     low, high = np.minimum(x[:-1], x[1:]), np.maximum(x[:-1], x[1:])
     left, right = ndtr(high) - ndtr(low), ndtr(-low) - ndtr(-high)
     masses: Array = np.where(low > 0, right, left)

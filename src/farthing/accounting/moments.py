@@ -7,8 +7,8 @@ at rate q, Gaussian noise σ, add-remove, against anyone who does not see which 
     T max(ln E_{μ₀}[(μ₀/μ)^λ], ln E_μ[(μ/μ₀)^λ]),      ε = min over λ of (moment + ln 1/δ)/λ.
 
 The second expectation is E_{μ₀}[(μ/μ₀)^(λ+1)]: moment λ is Rényi order λ + 1 (Mironov 2017), so the
-best moment of the example, 19, is what a Rényi accountant reports as order 20. Better conversions
-of the same moments are in :mod:`farthing.accounting.rdp`. ``noise`` = σ over the clip norm.
+best moment of the example, 19, is order 20 of a Rényi accountant. Better conversions of the same moments are
+in :mod:`farthing.accounting.rdp`. ``noise`` is σ over the clipping norm.
 
 >>> value, moment = epsilon(4.0, 0.01, 10_000, 1e-5)
 >>> round(value, 7), moment
@@ -30,7 +30,7 @@ _REACH = 12.0  # standard deviations beyond the outermost bump of an integrand
 
 
 def log_sum(terms: Array, starts: Indices) -> Array:
-    """ln Σ exp of the terms of each segment; the segments begin at ``starts``."""
+    """Return ln Σ exp of the terms of each segment; the segments begin at ``starts``."""
     top = np.maximum(np.maximum.reduceat(terms, starts), -1e300)
     sizes = np.diff(np.append(starts, terms.size))
     with np.errstate(divide="ignore"):
@@ -38,7 +38,7 @@ def log_sum(terms: Array, starts: Indices) -> Array:
 
 
 def points(low: Array, high: Array, step: Array) -> tuple[Array, Indices, Indices]:
-    """Even grids from each low to each high, end to end: the points, each one's grid, the starts."""
+    """Return even grids from each low to each high, concatenated: points, grid of each point, starts."""
     counts = np.ceil((high - low) / step).astype(np.intp) + 1
     which = np.repeat(np.arange(low.size, dtype=np.intp), counts)
     starts: Indices = np.cumsum(counts) - counts
@@ -46,7 +46,7 @@ def points(low: Array, high: Array, step: Array) -> tuple[Array, Indices, Indice
 
 
 def _log_convex_gap(power: Array, log_ratio: Array, rate: float) -> Array:
-    """ln((1 + u)^a − 1 − a u), 1 + u = 1 − q + q e^x: positive by Bernoulli, computed without cancelling."""
+    """Return ln((1 + u)^a − 1 − a u), 1 + u = 1 − q + q e^x: positive by Bernoulli, without cancellation."""
     u = rate * np.expm1(np.minimum(log_ratio, 700.0))
     log_one_plus = np.where(
         log_ratio < 30,
@@ -68,9 +68,9 @@ def _log_convex_gap(power: Array, log_ratio: Array, rate: float) -> Array:
 
 
 def log_moment(noise: float, rate: float, powers: Array) -> Array:
-    """ln E_{μ₀}[(μ/μ₀)^a] for powers a > 1 or a < 0; inf where more than 2^14 points would be needed.
+    """Return ln E_{μ₀}[(μ/μ₀)^a] for powers a > 1 or a < 0; inf if more than 2^14 points would be needed.
 
-    As E_{μ₀}[μ/μ₀] = 1, the integrand less 1 + a(μ/μ₀ − 1) has the same integral less 1 and is never
+    As E_{μ₀}[μ/μ₀] = 1, the integrand minus 1 + a(μ/μ₀ − 1) has the same integral minus 1 and is never
     negative, so tiny rates lose no digits. The trapezoidal rule is exact to rounding: the integrand
     is a sum of unit Gaussians for whole powers, and analytic within πσ of the axis otherwise.
     """
@@ -96,8 +96,8 @@ def log_moment(noise: float, rate: float, powers: Array) -> Array:
 def log_moments(noise: float, rate: float, moments: int = 32) -> Array:
     """Return the log moments λ = 1, 2, … of one step.
 
-    Where the integral is out of reach (tiny noise) the unsampled mechanism's λ(λ+1)/(2σ²) stands in;
-    the first expectation is then left out: it is the smaller (Mironov, Talwar & Zhang 2019, Section 3).
+    If the integral cannot be computed (tiny noise), λ(λ+1)/(2σ²) of the unsampled mechanism replaces it. The
+    first expectation is then left out, as it is the smaller one (Mironov, Talwar & Zhang 2019, Section 3).
     """
     noise, rate = validate.positive(noise=noise), validate.rate(rate=rate)
     orders = np.arange(1.0, min(validate.count(moments=moments), 1024) + 1)
@@ -109,7 +109,7 @@ def log_moments(noise: float, rate: float, moments: int = 32) -> Array:
 
 
 def epsilon(noise: float, rate: float, steps: int, delta: float, moments: int = 32) -> tuple[float, int]:
-    """(ε, the best moment λ): Abadi et al. 2016, Theorem 2."""
+    """Return ε and the best moment λ: Abadi et al. 2016, Theorem 2."""
     steps, delta = validate.count(steps=steps), validate.probability(delta=delta)
     each = log_moments(noise, rate, moments)
     with np.errstate(over="ignore"):
@@ -119,7 +119,7 @@ def epsilon(noise: float, rate: float, steps: int, delta: float, moments: int = 
 
 
 def delta(noise: float, rate: float, steps: int, epsilon: float, moments: int = 32) -> float:
-    """min over λ of exp(moment − λε), at most 1: Abadi et al. 2016, Theorem 2."""
+    """Return the minimum over λ of exp(moment − λε), at most 1: Abadi et al. 2016, Theorem 2."""
     steps, epsilon = validate.count(steps=steps), validate.non_negative(epsilon=epsilon)
     each = log_moments(noise, rate, moments)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -1,9 +1,9 @@
-"""Define dominating pairs: for every event, the two distributions that an observer must tell apart.
+"""Define dominating pairs: for every event, the two distributions that an observer must distinguish.
 
-A pair (P, Q) *dominates* a mechanism when no test does better between its outputs on neighbouring
-data than between P and Q (Zhu, Dong & Wang 2022, Def. 7); dominating pairs compose (their Thm. 10),
-also when a query depends on earlier answers. Farthing only ever needs the transform
-M(s) = E_P[(P/Q)^s], so a pair is stored as what its integral is made of: pieces
+A pair (P, Q) *dominates* a mechanism if no test distinguishes its outputs on neighbouring data better than P
+from Q (Zhu, Dong & Wang 2022, Def. 7). Dominating pairs compose (their Thm. 10), also when a query depends on
+earlier answers. Accounting needs the transform M(s) = E_P[(P/Q)^s], so a pair is stored as the pieces of its
+integral
 
     ∫ φ(x) A(x)^(s+1) B(x)^(-s) dx,   A = 1 - p + p e^(ax - a²/2),  B = 1 - r + r e^(bx - b²/2),
 
@@ -19,21 +19,21 @@ Poisson(q) of Gaussian(σ)     add-remove, zero-out        (1-q) N(0) + q N(1) a
 \\                             replace-one                 (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1)
                                                           (Lebeda et al. 2024; Schuchardt et al. 2024)
 Truncated(q, B) of            add-remove                  with probability τ Poisson(q) of Gaussian(σ/2),
-Gaussian(σ)                                               else of Gaussian(σ); which of the two is seen
+Gaussian(σ)                                               else of Gaussian(σ); the case is observed
                                                           (`farthing.queries.samplers.TruncatedPoisson`)
 \\                             zero-out, replace-one       the same, the first of the two under replace-one
 FixedSize(q) of Gaussian(σ)   all three                   the symmetric pair whose profile is the larger of
-                                                          the two directions at shift 2: a record that enters
-                                                          the sample pushes another one, or a blank one, out
+                                                          the two directions at shift 2: a record in the
+                                                          sample displaces another record, or a blank one
                                                           (Zhu et al. 2022, Thm. 11)
 Balanced(T) of Gaussian(σ)    add-remove, zero-out        the mean of T log-normal ratios, and swapped
                                                           (`farthing.accounting.allocation`)
 Drawn(q) of Gaussian(σ)       replace-one, zero-out       nothing, or with probability q the Gaussian's pair;
-                                                          the observer sees which (A-DDP's sampling theorem)
+                                                          the case is observed (A-DDP's sampling theorem)
 Laplace, pure, bounded range  as given                    Laplace, or randomised response at ε
 ============================  ==========================  ==============================================
 
-Noise is measured against the bound of one contribution, so a shift of 2 is replace-one's 2C.
+Noise is relative to the bound C of one contribution, so a shift of 2 is the sensitivity 2C of replace-one.
 """
 
 import math
@@ -57,14 +57,14 @@ from farthing.queries.events import (
     TuningEvent,
 )
 
-_TAIL = 1e-6  # relative: by which the probability of an overflow is raised, far more than its error
+_TAIL = 1e-6  # the relative amount by which the probability of an overflow is raised, far above its error
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """One integral: A has weight ``p`` at shift ``a``, B has weight ``r`` at shift ``b``.
 
-    ``weight`` is the probability of the whole, where it is seen which piece an outcome is of.
+    ``weight`` is the probability of the piece, if the observer sees the piece of an outcome.
     """
 
     p: float
@@ -92,7 +92,7 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class SeenShift:
-    """With probability ``rate`` a `Shift`, otherwise nothing; which of the two is seen."""
+    """With probability ``rate`` a `Shift`, otherwise nothing; the observer sees the case."""
 
     rate: float
     mu: float
@@ -107,7 +107,7 @@ class TwoPoint:
 
 @dataclass(frozen=True, slots=True)
 class DoubleExponential:
-    """Laplace(1/ε) against the same shifted by one."""
+    """Laplace(1/ε) against Laplace(1/ε) shifted by one."""
 
     epsilon: float
 
@@ -116,8 +116,8 @@ class DoubleExponential:
 class Allocation:
     """A `Shift` in one of ``bins`` turns, uniformly (`farthing.accounting.allocation`).
 
-    It has no transform: plans with one are composed on grids of losses. ``added`` is the direction of a
-    record more.
+    It has no transform: plans with one are composed on grids of losses. ``added`` is the direction of adding
+    a record.
     """
 
     bins: int
@@ -193,9 +193,9 @@ def _sampled(rate: float, shift: float) -> tuple[Pair, ...]:
 
 
 def overflow(event: TruncatedEvent) -> float:
-    """Return the probability that as many others are drawn as are kept at most, rounded up.
+    """Return the probability that the draw of the other records fills the batch, rounded up.
 
-    >>> round(overflow(TruncatedEvent(0.5, 2, 4, GaussianEvent(1.0))), 5)  # of three others two or three
+    >>> round(overflow(TruncatedEvent(0.5, 2, 4, GaussianEvent(1.0))), 5)  # two or three of three others
     0.5
     """
     from scipy.special import betainc  # slow to import
@@ -209,7 +209,7 @@ def overflow(event: TruncatedEvent) -> float:
 
 
 def _truncated(event: TruncatedEvent, adjacency: Adjacency) -> tuple[Pair, ...]:
-    """Return mixtures, seen as such, of a usual sample's pairs and of those where the batch is full."""
+    """Return mixtures, with the case observed, of an ordinary sample's pairs and of a full batch's pairs."""
     assert isinstance(event.event, GaussianEvent)
     full, added = overflow(event), adjacency is Adjacency.ADD_REMOVE
     usual = of_event(PoissonEvent(event.rate, event.event), adjacency)
@@ -229,7 +229,7 @@ def _weighed(pair: Pair, weight: float) -> tuple[Piece, ...]:
 
 
 def _symmetric(rate: float, shift: float) -> Mixture:
-    """Losses > 0 as in the mixture against N(0), losses < 0 as in N(0) against the mixture."""
+    """Return the pair with losses > 0 of the mixture against N(0), and losses < 0 of N(0) against it."""
     start = shift / 2  # where the two densities cross
     atom = (1 - rate) * math.erf(start / math.sqrt(2))
     return Mixture((Piece(rate, shift, 0.0, 0.0, start), Piece(0.0, 0.0, rate, shift, start)), atom)
@@ -245,7 +245,7 @@ def _pure(event: Event, adjacency: Adjacency, whole: Event) -> float:
 
 
 def _amplified(epsilon: float, rate: float) -> float:
-    """log(1 + q(e^ε - 1)), Balle, Barthe & Gaboardi 2018, Thm. 8 and 9."""
+    """Return log(1 + q(e^ε - 1)): Balle, Barthe & Gaboardi 2018, Thm. 8 and 9."""
     if epsilon < 700:
         return math.log1p(rate * math.expm1(epsilon)) * (1 + 1e-15)
     return (epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon))) * (1 + 1e-15)

@@ -1,7 +1,7 @@
 """Account for personal budgets: levels of ε, the rates and weights that spend them, and a filter for each.
 
-A unit pays the event of its own level (`farthing.queries.personal` has the theorem, for each adjacency). So
-the books are kept per level and not per person, and cost the same for a hundred people and for a million.
+A unit pays the event of its own level (`farthing.queries.personal` has the theorem, for each adjacency), so
+accounting is per level and not per person, and takes the same time for a hundred people and for a million.
 More than 32 different ε are rounded *down* to 32 levels, by less than a factor (largest / smallest)^(1/31).
 
 Rates. The price of T batches with noise multiplier σ grows with the rate q, so each level has one largest

@@ -57,22 +57,22 @@ def _log_expm1(y: Array) -> Array:
 
 
 def gaussian(noise: float, orders: Array) -> Array:
-    """α/(2 noise²): Mironov 2017, Proposition 7."""
+    """Return α/(2 noise²): Mironov 2017, Proposition 7."""
     noise = validate.positive(noise=noise)
     with np.errstate(over="ignore"):
         return _orders(orders) / 2 / noise / noise * (1 + 1e-15)
 
 
 def zcdp(rho: float, orders: Array) -> Array:
-    """ρα: Bun & Steinke 2016, Definition 1.1."""
+    """Return ρα: Bun & Steinke 2016, Definition 1.1."""
     with np.errstate(over="ignore"):
         return validate.non_negative(rho=rho) * _orders(orders) * (1 + 1e-15)
 
 
 def pure(epsilon: float, orders: Array) -> Array:
-    """Randomised response, the worst ε-DP mechanism (Mironov 2017, Proposition 5; Kairouz et al. 2015).
+    """Return the curve of the worst ε-DP mechanism, randomised response (Mironov 2017, Proposition 5).
 
-    ln(1 + 2 sinh(αε/2) sinh((α−1)ε/2)/cosh(ε/2))/(α − 1).
+    It is ln(1 + 2 sinh(αε/2) sinh((α−1)ε/2)/cosh(ε/2))/(α − 1) (worst: Kairouz et al. 2015).
     """
     epsilon, a = validate.non_negative(epsilon=epsilon), _orders(orders)
     if epsilon == 0:
@@ -86,14 +86,14 @@ def pure(epsilon: float, orders: Array) -> Array:
 
 
 def bounded_range(epsilon: float, orders: Array) -> Array:
-    """αε²/8 (Cesar & Rogers 2021; exponential mechanism), capped at :func:`pure`."""
+    """Return αε²/8 (Cesar & Rogers 2021; exponential mechanism), capped at :func:`pure`."""
     curve = pure(epsilon, orders)
     with np.errstate(over="ignore"):
         return np.minimum(_orders(orders) * epsilon * epsilon / 8 * (1 + 1e-15), curve)
 
 
 def laplace(noise: float, orders: Array) -> Array:
-    """ln(α/(2α−1) e^((α−1)t) + (α−1)/(2α−1) e^(−αt))/(α−1), t = 1/noise: Mironov 2017, Proposition 6."""
+    """Return ln(α/(2α−1) e^((α−1)t) + (α−1)/(2α−1) e^(−αt))/(α−1), t = 1/noise: Mironov 2017, Prop. 6."""
     a, t = _orders(orders), 1 / validate.positive(noise=noise)
     up, down = (a - 1) * t, -a * t
     with np.errstate(over="ignore", invalid="ignore"):
@@ -104,7 +104,7 @@ def laplace(noise: float, orders: Array) -> Array:
 
 
 def _second_order(x: Array) -> Array:
-    """e^x − 1 − x."""
+    """Return e^x − 1 − x."""
     near, series = np.clip(x, -0.1, 0.1), np.ones_like(x)
     for n in range(12, 2, -1):
         series = 1 + near / n * series
@@ -112,12 +112,12 @@ def _second_order(x: Array) -> Array:
 
 
 def poisson_gaussian(noise: float, rate: float, orders: Array) -> Array:
-    """A Gaussian on Poisson samples under add-remove, for integer and fractional orders.
+    """Return the curve of a Gaussian on Poisson samples under add-remove, for integer and fractional orders.
 
     Mironov, Talwar & Zhang 2019, "Rényi differential privacy of the sampled Gaussian mechanism": D_α(μ ‖ μ₀)
     bounds both directions. Integer orders up to 1024 use their binomial sum without its first terms, Σ_{i>=2}
-    C(α,i) q^i (1−q)^(α−i) (e^{i(i−1)/2σ²} − 1), all positive; others use integration. Where that fails (α/σ >
-    4000, orders that are far too expensive to be chosen) the unsampled curve is used.
+    C(α,i) q^i (1−q)^(α−i) (e^{i(i−1)/2σ²} − 1), all positive; others use integration. If that fails (α/σ >
+    4000, at orders that are never the best), the unsampled curve is used.
     """
     unsampled, a = gaussian(noise, orders), _orders(orders)
     if validate.rate(rate=rate) == 1 or noise < 1e-100:
@@ -137,7 +137,7 @@ def poisson_gaussian(noise: float, rate: float, orders: Array) -> Array:
 
 
 def _log_central_moments(noise: float, largest: int) -> Array:
-    """ln B(l), B(l) = Σ_i (−1)^i C(l,i) e^{i(i−1)/2σ²}, at even l = 2, 4, … up to ``largest``.
+    """Return ln B(l), B(l) = Σ_i (−1)^i C(l,i) e^{i(i−1)/2σ²}, at even l = 2, 4, … up to ``largest``.
 
     B(l) = E[(L − 1)^l] with L the likelihood ratio of N(1, σ²) to N(0, σ²): integrated, since the sum
     cancels. Once L at the outermost bump exceeds e^45 l, its last term is B(l) to double precision.
@@ -177,11 +177,12 @@ def _without_replacement(noise: float, rate: float, orders: Array, as_adadp: boo
 
 
 def without_replacement_gaussian(noise: float, rate: float, orders: Array) -> Array:
-    """A Gaussian on m of n records without replacement, q = m/n, replace-one; integer orders to 1024.
+    """Return the curve of a Gaussian on m of n records without replacement, q = m/n, under replace-one.
 
     Wang, Balle & Kasiviswanathan 2019, "Subsampled Rényi differential privacy and analytical moments
     accountant", Theorem 9: term by term the smaller of its plain and its B(l) form, capped at the unsampled
-    mechanism. ``noise`` is relative to the replace-one sensitivity (2C for a sum).
+    mechanism. Orders are integers up to 1024. ``noise`` is relative to the replace-one sensitivity (2C for a
+    sum).
     """
     return np.minimum(_without_replacement(noise, rate, orders, False), gaussian(noise, orders))
 
@@ -214,7 +215,7 @@ def _curve(rdp: Any, orders: Any) -> tuple[Array, Array]:
 
 
 def epsilon(rdp: Array, orders: Array, delta: float) -> tuple[float, float]:
-    """(ε, order): min over α of D + ln(1 − 1/α) − (ln δ + ln α)/(α − 1), rounded up, never negative.
+    """Return ε and its order: min over α of D + ln(1 − 1/α) − (ln δ + ln α)/(α − 1), rounded up, at least 0.
 
     Canonne, Kamath & Steinke 2020, Proposition 12. If a D is so small that δ covers the total variation
     distance, √(1 − e^(−D)) <= δ (Bretagnolle & Huber 1979), ε is 0.
@@ -228,7 +229,7 @@ def epsilon(rdp: Array, orders: Array, delta: float) -> tuple[float, float]:
 
 
 def classic_epsilon(rdp: Array, orders: Array, delta: float) -> tuple[float, float]:
-    """(ε, order): min over α of D + ln(1/δ)/(α − 1). Mironov 2017, Proposition 3."""
+    """Return ε and its order: min over α of D + ln(1/δ)/(α − 1): Mironov 2017, Proposition 3."""
     (curve, a), delta = _curve(rdp, orders), validate.probability(delta=delta)
     values = (curve - math.log(delta) / (a - 1)) * (1 + 1e-15)
     best = int(np.argmin(values))
@@ -236,7 +237,7 @@ def classic_epsilon(rdp: Array, orders: Array, delta: float) -> tuple[float, flo
 
 
 def classic_delta(rdp: Array, orders: Array, epsilon: float) -> float:
-    """Return δ at this ε by that proposition: min over α of e^((α − 1)(D − ε)), rounded up; at most 1."""
+    """Return δ at this ε, min over α of e^((α − 1)(D − ε)), rounded up; at most 1: Mironov 2017, Prop. 3."""
     (curve, a), epsilon = _curve(rdp, orders), validate.non_negative(epsilon=epsilon)
     with np.errstate(over="ignore"):
         logs = (a - 1) * (curve - epsilon + 1e-15 * (curve + epsilon))

@@ -21,10 +21,10 @@ from farthing.queries.events import Event, RepeatedEvent
 from farthing.queries.mechanisms import Gaussian
 from farthing.queries.samplers import Everyone, FixedSize, Poisson, Sampler
 
-Noise = Callable[[int, Budget, Sampler], float]  # the least for so many rounds
-Rounds = Callable[[float, int, Budget, Sampler], int]  # the most with this noise, of a planned number
+Noise = Callable[[int, Budget, Sampler], float]  # the least noise for a number of rounds
+Rounds = Callable[[float, int, Budget, Sampler], int]  # the most rounds with a noise, up to a planned number
 
-_ROUNDED = 1 + 1e-12  # so that the rounds that noise was chosen for are those that are counted
+_ROUNDED = 1 + 1e-12  # so that counting with the calibrated noise gives at least the planned rounds
 
 
 def basic(rounds: int, budget: Budget, sampler: Sampler) -> float:
@@ -67,7 +67,7 @@ def tight(rounds: int, budget: Budget, sampler: Sampler) -> float:
         return shift(sampler, budget) * math.sqrt(rounds) * noise * _ROUNDED
     least = calibrate.noise(lambda noise: RepeatedEvent(_price(noise, budget, sampler), rounds), budget)
     noise, more = least, 1e-9
-    # counting bounds δ in another way than choosing does: it may need a hair more
+    # counting rounds bounds δ on other lines than calibration: it may need slightly more noise
     while calibrate.steps(_price(noise, budget, sampler), budget) < rounds:
         noise, more = least * (1 + more), 4 * more
     return noise
@@ -102,7 +102,7 @@ def planned_rounds(by: Noise) -> Rounds:
 
 
 def shift(sampler: Sampler, budget: Budget) -> float:
-    """Return how far one record moves an upload, over the clipping norm."""
+    """Return the sensitivity of an upload to one record, divided by the clipping norm."""
     return 2.0 if isinstance(sampler, FixedSize) else budget.adjacency.shift
 
 

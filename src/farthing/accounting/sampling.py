@@ -6,11 +6,11 @@ noise of standard deviation σ to a sum of sensitivity H,
 
     δ(ε) = Σ_i Binomial(i; k, p) δ_Gauss(√i H/σ, ε).
 
-Proof: condition on how often the record was drawn; the hockey-stick divergence is jointly convex.
-So it holds even against a coordinator who sees which records were drawn in which round, and is loose
-where that stays secret. ``noise`` = σ/H, with H taken under the caller's adjacency (zero-out: the
-clip norm C; replace-one, or always exactly one drawn record: 2C). What is left out of the sum is
-bounded and added; δ and ε are rounded up, the number of rounds down.
+Proof: condition on how often the record was drawn; the hockey-stick divergence is jointly convex. So it holds
+even against a coordinator who sees which records were drawn in which round, and is loose if that stays
+secret. ``noise`` is σ/H, with H under the caller's adjacency (zero-out: the clipping norm C; replace-one, or
+always exactly one drawn record: 2C). Omitted terms of the sum are bounded and added; δ and ε are rounded up,
+the number of rounds down.
 
 >>> noise = addp_noise(0.5, 1e-8, steps=10, slack=5e-9)
 >>> round(noise, 1), rounds(noise, 0.01, 0.5, 1e-8)
@@ -27,12 +27,12 @@ from farthing.accounting import composition, gaussian
 from farthing.accounting.gaussian import Array
 
 _MOST_TERMS = 2**16
-_TAILS = 40.0  # what lies beyond e^-40 of the sum is not added up but bounded, by Chernoff, and added whole
+_TAILS = 40.0  # tails below e^-40 of the sum are bounded by Chernoff and added as a whole
 _LARGEST_COUNT = 2**62 - 1
 
 
 def _deviance(x: Array, mean: Array | float) -> Array:
-    """x ln(x/m) + m − x, without cancellation (Loader 2000, "bd0")."""
+    """Return x ln(x/m) + m − x, without cancellation (Loader 2000, "bd0")."""
     with np.errstate(over="ignore"):
         u = (x - mean) / mean
     near = np.clip(u, -0.1, 0.1)
@@ -46,7 +46,7 @@ def _deviance(x: Array, mean: Array | float) -> Array:
 
 
 def _stirling_error(n: Array) -> Array:
-    """ln n! − ln(√(2πn) (n/e)^n) for n >= 1."""
+    """Return ln n! − ln(√(2πn) (n/e)^n) for n >= 1."""
     small = np.minimum(n, 16.0)
     exact = gammaln(small + 1) - (small + 0.5) * np.log(small) + small - 0.5 * math.log(2 * math.pi)
     square = 1 / np.square(np.maximum(n, 16.0))
@@ -55,7 +55,7 @@ def _stirling_error(n: Array) -> Array:
 
 
 def log_binomial(i: Array, k: Array | float, p: float) -> Array:
-    """ln of the binomial probability of i successes in k trials, 1 <= i <= k, any k, 0 < p < 1.
+    """Return ln of the binomial probability of i successes in k trials, 1 <= i <= k, any k, 0 < p < 1.
 
     Loader 2000, "Fast and accurate computation of binomial probabilities": no large terms cancel.
     """
@@ -75,7 +75,7 @@ def _deviance_of_one(x: float, mean: float) -> float:
 
 
 def _exponent(x: float, k: float, p: float) -> float:
-    """k KL(x/k ‖ p): Chernoff's bound on ln 1/P(a binomial is as far out as x), rounded down."""
+    """Return k KL(x/k ‖ p), Chernoff's bound on ln 1/P(a binomial is as far out as x), rounded down."""
     return (_deviance_of_one(x, k * p) + _deviance_of_one(k - x, k * (1 - p))) * (1 - 1e-6)
 
 
@@ -115,7 +115,7 @@ def _delta(noise: float, rate: float, rounds: int, epsilon: float) -> float:
         stride = math.ceil((high - low) / _MOST_TERMS)
     counts = np.minimum(low + stride * np.arange(math.ceil((high - low) / stride) + 1), k)
     weights, prices = log_binomial(counts, k, rate), log_price(counts)
-    if stiff:  # both factors at their largest within each stride: coarse, still an upper bound
+    if stiff:  # both factors take their largest value within each stride: coarse, still an upper bound
         mode = min(k, max(1.0, math.floor((k + 1) * rate)))
         around = (counts[:-1] <= mode + 1) & (counts[1:] >= mode - 1)
         top = np.where(around, log_binomial(np.array([mode]), k, rate), np.maximum(weights[:-1], weights[1:]))
@@ -131,13 +131,13 @@ def _checked(noise: float, rate: float) -> tuple[float, float]:
 
 
 def delta(noise: float, rate: float, rounds: int, epsilon: float) -> float:
-    """δ of so many rounds at this ε, rounded up; milliseconds for any number of rounds."""
+    """Return δ of ``rounds`` rounds at this ε, rounded up, in milliseconds for any number of rounds."""
     noise, rate = _checked(noise, rate)
     return _delta(noise, rate, validate.count(rounds=rounds), validate.non_negative(epsilon=epsilon))
 
 
 def epsilon(noise: float, rate: float, rounds: int, delta: float) -> float:
-    """ε of so many rounds at this δ, rounded up."""
+    """Return ε of ``rounds`` rounds at this δ, rounded up."""
     (noise, rate), rounds = _checked(noise, rate), validate.count(rounds=rounds)
     goal = math.log(validate.probability(delta=delta))
     most = gaussian.epsilon(_mu(noise, rounds), delta)
@@ -166,10 +166,9 @@ def rounds(noise: float, rate: float, epsilon: float, delta: float) -> int:
 
 
 def addp_noise(epsilon: float, delta: float, steps: int, slack: float) -> float:
-    """σ/C as A-DDP chooses it (Algorithm 1, lines 5 and 14) for an estimated number of ``steps``.
+    """Return σ/C as A-DDP chooses it (Algorithm 1, lines 5 and 14) for an estimated number of ``steps``.
 
-    The total (ε, δ) is divided by advanced composition with δ' = ``slack``, without amplification,
-    and each step is calibrated exactly. It only chooses the noise: what the rounds cost together
-    is for :func:`delta` to say.
+    The total (ε, δ) is divided by advanced composition with δ' = ``slack``, without amplification, and each
+    step is calibrated exactly. This only chooses the noise; :func:`delta` computes the cost of the rounds.
     """
     return gaussian.noise(*composition.advanced_epsilon_iter(epsilon, delta, steps, slack))

@@ -56,13 +56,13 @@ class Contour:
 
     @property
     def top(self) -> float:
-        """Beyond the last frequency kept."""
+        """Return the first frequency that is not kept."""
         return self.spacing * (self.count + 1)
 
 
 @dataclass(frozen=True)
 class Transform:
-    """log M on a contour, with what is known of its errors (see the module)."""
+    """log M on a contour, with bounds on its errors (see the module's docstring)."""
 
     log: Complex
     error: float
@@ -70,7 +70,7 @@ class Transform:
 
     @cached_property
     def reach(self) -> float:
-        """The largest |log M|: what rounding errors of sums of logarithms are measured by."""
+        """Return the largest |log M|, to which rounding errors of sums of logarithms are relative."""
         return float(np.abs(self.log).max())
 
 
@@ -83,9 +83,9 @@ def frequencies(contour: Contour) -> Complex:
 
 @lru_cache(maxsize=4096)
 def transform(pair: Pair, contour: Contour) -> Transform | None:
-    """Return the transform of one step, or None where it would take more than ``_LARGEST`` nodes.
+    """Return the transform of one step, or None if it would take more than ``_LARGEST`` nodes.
 
-    None as well where logarithms are so large that floating point loses sight of their phases.
+    It is also None if logarithms are so large that their phases have no correct digits in floating point.
     """
     s, tilt, top = frequencies(contour), contour.tilt, contour.top
     farthest = float(abs(s[-1])) + 1
@@ -113,11 +113,11 @@ def transform(pair: Pair, contour: Contour) -> Transform | None:
         case Mixture():
             return _mixture(pair, contour)
         case Allocation():
-            return None  # it is composed on grids of losses
+            return None  # such plans are composed on grids of losses
 
 
 def log_moment(pair: Pair, tilt: float) -> float:
-    """log M(λ), never below the truth: λ times the Rényi divergence of order λ + 1."""
+    """Return an upper bound on log M(λ), which is λ times the Rényi divergence of order λ + 1."""
     value = transform(pair, Contour(tilt, 1.0, 0))
     if value is None:
         return math.inf
@@ -127,7 +127,7 @@ def log_moment(pair: Pair, tilt: float) -> float:
 
 @lru_cache(maxsize=4096)
 def rough_log_moment(pair: Pair, tilt: float) -> float:
-    """About log M(λ), to look for a good λ by: to some ten digits, without their proof."""
+    """Return log M(λ) to about ten digits without a certified bound, for the search of a good λ."""
     if not isinstance(pair, Mixture):
         return log_moment(pair, tilt)
     logs = [_rough(piece, tilt) for piece in pair.pieces]
@@ -135,7 +135,7 @@ def rough_log_moment(pair: Pair, tilt: float) -> float:
         logs.append(math.log(pair.atom))
     peak = max(logs)
     found = peak + math.log(sum(math.exp(log - peak) for log in logs)) if peak < math.inf else math.inf
-    return max(found, 0.0)  # a log moment is never negative; rounding may be
+    return max(found, 0.0)  # a log moment is never negative, but a rounded one may be
 
 
 def _rough(piece: Piece, tilt: float) -> float:
@@ -162,7 +162,7 @@ def _rough(piece: Piece, tilt: float) -> float:
 
 
 def steepest(pair: Pair) -> float:
-    """Return the tilt beyond which M(λ) is all but the far tail of A, q^(λ+1) e^(a²λ(λ+1)/2)."""
+    """Return the tilt beyond which the far tail of A, q^(λ+1) e^(a²λ(λ+1)/2), makes up nearly all of M(λ)."""
     if not isinstance(pair, Mixture):
         return math.inf
     return max(
@@ -176,14 +176,14 @@ def _rounding(size: float) -> float:
 
 
 def _log_seen(rate: float, x: Any) -> Any:
-    """log(1 - q + q e^x), for real parts of any size."""
+    """Return log(1 - q + q e^x), for real parts of any size."""
     large = np.real(x) > 0
     up, down = np.where(large, x, 0.0), np.where(large, 0.0, x)
     return np.where(large, up + np.log(rate + (1 - rate) * np.exp(-up)), np.log1p(rate * np.expm1(down)))
 
 
 def _log_sum(x: Complex, y: Complex) -> Complex:
-    """log(e^x + e^y) where Re x >= Re y."""
+    """Return log(e^x + e^y) for Re x >= Re y."""
     result: Complex = x + np.log1p(np.exp(y - x))
     return result
 
@@ -205,7 +205,7 @@ def _mixture(pair: Mixture, contour: Contour) -> Transform | None:
     mass = float(total[0].real)
     error = float(error / mass + 4 * ROUNDING)
     beyond = min(beyond, mass * (1 + error))
-    total[total == 0.0] = 1e-300  # where all is rounding, so that the logarithm exists
+    total[total == 0.0] = 1e-300  # a value below rounding, so that the logarithm exists
     log: Complex = np.log(total)
     return Transform(log + peak, error, math.log(beyond) + peak)
 
@@ -254,11 +254,11 @@ def _integral(piece: Piece, contour: Contour) -> _Integral | None:
 
 
 def _ends(piece: Piece, tilt: float) -> tuple[float, float]:
-    """Return where the integrand begins and ends: beyond, its logarithm has a slope of at least ten."""
+    """Return the ends of the integrand, beyond which its logarithm has a slope of at least ten."""
     high = _MARGIN + (tilt + 1) * max(piece.a, 0.0) + tilt * max(-piece.b, 0.0)
     if piece.start is not None:
         return piece.start, max(high, piece.start + _MARGIN)
-    part = 0.0  # of B's slope b that is felt at the left end
+    part = 0.0  # the share of B's slope b at the left end
     if piece.b > 0 and piece.r > 0:
         log_part = math.log(piece.r) - _MARGIN * piece.b - 0.5 * piece.b * piece.b
         part = min(1.0, math.exp(log_part) / (1 - piece.r)) if piece.r < 1 else 1.0
@@ -266,16 +266,16 @@ def _ends(piece: Piece, tilt: float) -> tuple[float, float]:
 
 
 def _log_mix(p: float, a: float, x: Any) -> Any:
-    """log(1 - p + p e^(ax - a²/2))."""
+    """Return log(1 - p + p e^(ax - a²/2))."""
     return np.zeros_like(x) if p == 0.0 else _log_blend(p, a * x - 0.5 * a * a)
 
 
 def _log_blend(p: float, w: Any) -> Any:
-    """log(1 - p + p e^w), real or complex, for tiny p > 0 and for exponents of any size."""
+    """Return log(1 - p + p e^w), real or complex, for tiny p > 0 and for exponents of any size."""
     large = w.real > 600.0
     low, high = np.where(large, 0.0, w), np.where(large, w, 600.0)
     result = np.log1p(p * np.expm1(low))
-    if p > 0.5:  # 1 - p is exact, and what is left where e^w vanishes
+    if p > 0.5:  # 1 - p is exact, and is the result if e^w vanishes
         result = np.where(w.real < -1.0, np.log(1 - p + p * np.exp(low)), result)
     if large.any():
         high = high + math.log(p)
@@ -284,7 +284,7 @@ def _log_blend(p: float, w: Any) -> Any:
 
 
 def _characteristic(f: Real, loss: Real, contour: Contour) -> Complex:
-    """Σ_n f_n exp(i k h loss_n) for k = 0..K, by two short tables of powers and one product of them.
+    """Return Σ_n f_n exp(i k h loss_n) for k = 0..K, by two short tables of powers and their product.
 
     Sums run over 16 nodes at a time, so that rounding grows with a sixteenth of their number.
     """
@@ -297,9 +297,9 @@ def _characteristic(f: Real, loss: Real, contour: Contour) -> Complex:
 
 
 def _powers(loss: Real, contour: Contour) -> tuple[Complex, Complex]:
-    """exp(i k h loss) for k = 0, 1, ..., B - 1 and for k = 0, B, 2B, ..., where B² is about K.
+    """Return exp(i k h loss) for k = 0, 1, ..., B - 1 and for k = 0, B, 2B, ..., where B² is about K.
 
-    By multiplying up: `_multiplied` units of rounding, and far fewer exponentials.
+    Repeated products need far fewer exponentials, at the cost of `_multiplied` units of rounding.
     """
     block = math.isqrt(contour.count + 1)
     blocks = -(-(contour.count + 1) // block)
@@ -330,11 +330,11 @@ class _Rule:
 
 
 _STRIPS = np.geomspace(0.02, 0.98, 12) * math.pi
-_MOVE, _ROOM = 0.75, 0.8  # how far lines are moved, and the strip kept around them, in radians of A or B
+_MOVE, _ROOM = 0.75, 0.8  # the largest move of a line, and the strip around it, in radians of A or B
 
 
 def _highest(piece: Piece, contour: Contour) -> float:
-    """Return how far `_beyond` moves the line at most: its guess is below top · (a + |b|)."""
+    """Return the largest distance by which `_beyond` moves the line: its guess is below top · (a + |b|)."""
     return min(1.2 * contour.top * (piece.a + abs(piece.b)), _MOVE / max(piece.a, abs(piece.b), 1e-9))
 
 
@@ -360,7 +360,7 @@ def _line(low: float, high: float, piece: Piece, contour: Contour) -> _Rule | No
 
 
 def _panels(low: float, high: float, piece: Piece, contour: Contour) -> _Rule | None:
-    """Gauss-Legendre panels on [low, high].
+    """Return the rule of Gauss-Legendre panels on [low, high].
 
     log f has a slope of at most ``slope``, so f is at most e^(slope · over) times its largest value in
     the panel on the ellipse's real extent, and that value at most 2 · slope times the integral.
@@ -406,9 +406,9 @@ def _beyond(
     rounding: float,
     guess: float,
 ) -> float:
-    """A bound on the integral's modulus for every frequency from ``contour.top`` on.
+    """Return a bound on the integral's modulus for every frequency from ``contour.top`` on.
 
-    ``guess`` is about how far to move the line.
+    ``guess`` is approximately the best distance by which to move the line.
     """
     x = rule.x
     rounding = 1e-13 + 2 * rounding + 8 * (contour.tilt + 1) * ROUNDING
@@ -418,7 +418,7 @@ def _beyond(
         value = float(_modulus(piece, x, sign * height, contour, scale) @ rule.weights)
         if piece.start is not None:
             value += _side(piece, contour, height, scale)
-        # what is beyond the nodes grows by as much as the strip's bound, at most, when the line is moved
+        # the tail beyond the nodes grows by at most the strip's bound when the line is moved
         rise = 0.5 * height * height - contour.tilt * math.log(math.cos(0.5 * piece.b * height))
         slack = (error + mass * rule.moved_error) * math.exp(rise) if rise < 700 else math.inf
         best = min(best, value * (1 + rounding) + slack)
@@ -426,7 +426,7 @@ def _beyond(
 
 
 def _turning(p: float, a: float, x: Real, log_mix: Real) -> Real:
-    """Return how fast |arg(1 - p + p e^(ax - a²/2))| grows as x leaves the real line."""
+    """Return the rate at which |arg(1 - p + p e^(ax - a²/2))| grows as x leaves the real line."""
     if p == 0.0:
         return np.zeros_like(x)
     result: Real = abs(a) * np.exp(a * x - 0.5 * a * a + math.log(p) - log_mix)
@@ -446,7 +446,7 @@ def _side(piece: Piece, contour: Contour, height: float, scale: float) -> float:
 
 
 def _modulus(piece: Piece, x: Real, height: float, contour: Contour, scale: float) -> Real:
-    """|φ A^(s+1) B^-s| at x + i·height and the first frequency not kept, over e^scale."""
+    """Return |φ A^(s+1) B^-s| at x + i·height and the first frequency not kept, divided by e^scale."""
     z: Complex = x + np.complex128(1j * height)
     log_a, log_b = _log_mix(piece.p, piece.a, z), _log_mix(piece.r, piece.b, z)
     exponent = 0.5 * height * height - 0.5 * x * x - scale - 0.5 * math.log(2 * math.pi)

@@ -1,35 +1,36 @@
-"""Price tuning: a random number K of runs of one mechanism, of which only the best is released.
+"""Account for tuning: a random number K of runs of one mechanism, of which only the best is released.
 
 A run draws a candidate, trains it privately and scores it privately: candidate, model and score together are
-the output of one mechanism M, and the best of K independent outputs is what anyone sees. The *score is a part
-of the output*, so it is paid for like the rest (or taken on public data); a score that was looked up in the
-records would void what follows.
+the output of one mechanism M, and only the best of K independent outputs is released. The *score is a part of
+the output*, so it is charged like the rest (or computed on public data); the theorem does not hold for a
+score that was computed from the records without noise.
 
 **Theorem.** Let f(x) = E[x^K] with f' non-decreasing, and let M have the privacy profile δ₀ in both
 directions: H_a(M(D) ‖ M(D')) <= δ₀(log a) for a >= 1, H_a being the hockey-stick divergence, hence
-H_a <= 1 - a + a δ₀(-log a) for a < 1. Put g(x) = max_a (x - H_a) / a. Then for every ε and every way to score
+H_a <= 1 - a + a δ₀(-log a) for a < 1. Put g(x) = max_a (x - H_a) / a. Then for every ε and every score
 
     H_{e^ε}(A(D) ‖ A(D')) <= E[sup_x (f'(x) - e^ε f'(g(x)) R)₊],   R = Q/P under P,
 
 for every pair (P, Q) that dominates M, where A is the best of K runs. Adjacency, unit and observer are those
 under which δ₀ holds, for an observer who sees the best output and not K.
 
-*Proof.* Ties are broken by an independent uniform number, which the first of equal runs is: runs are
-exchangeable. So scores have no atoms, and with F(y) the chance under M(D) that a run is scored no higher than
-y, the best is y with density f'(F(y)) against M(D): Σ P(K = k) k F^(k-1). That nothing is released, K = 0, is
-as likely under D'. With x = F(y) and x' the same under D', any M(D)-mass x has at least g(x) under D', for x
-<= a x' + H_a; f' does not fall, so the density of A(D) less e^ε times that of A(D') is at most (f'(x) - e^ε
-f'(g(x)) R(y)) times that of M(D), and at most h(R), the supremum over x. A supremum of falling lines and 0 is
-convex and non-increasing, so E_{M(D)}[h(R)] is largest for the dominating pair (Zhu, Dong & Wang 2022). ∎
+*Proof.* Ties are broken by an independent uniform number; taking the first of equal runs has the same
+distribution, as runs are exchangeable. So scores have no atoms, and with F(y) the probability under M(D) that
+a run is scored no higher than y, the best is y with density f'(F(y)) against M(D): Σ P(K = k) k F^(k-1). The
+probability of no release, K = 0, is the same under D'. With x = F(y) and x' the same under D', any M(D)-mass
+x has at least g(x) under D', because x <= a x' + H_a. As f' is non-decreasing, the density of A(D) minus e^ε
+times that of A(D') is at most (f'(x) - e^ε f'(g(x)) R(y)) times that of M(D), and at most h(R), the supremum
+over x. A supremum of decreasing lines and 0 is convex and non-increasing, so E_{M(D)}[h(R)] is largest for
+the dominating pair (Zhu, Dong & Wang 2022). ∎
 
-It is what Koskela, Redberg & Wang 2024 do with one point of the profile, done with all of them. Where the
-profile is one point, (ε₀, δ₀)-DP, the geometric K costs 3ε₀ (Liu & Talwar 2019); a profile costs far less.
-In Rényi DP the same step gives ε(λ) + sup_x (λ log f'(x) - (λ-1) log f'(g(x))) / (λ-1), of which Papernot &
-Steinke 2022, Thm. 2 and Thm. 6, are the cases where g comes from one order or one point.
+Koskela, Redberg & Wang 2024 use one point of the profile; this theorem uses all points. If the profile is one
+point, (ε₀, δ₀)-DP, the geometric K costs 3ε₀ (Liu & Talwar 2019); a full profile costs far less. In Rényi DP
+the same step gives ε(λ) + sup_x (λ log f'(x) - (λ-1) log f'(g(x))) / (λ-1), of which Papernot & Steinke 2022,
+Thm. 2 and Thm. 6, are the cases in which g comes from one order or one point.
 
-On a computer h is kept at points, above itself: between two of them its chord is higher; the supremum over x
-is taken over cells, at their dearer ends. A chord of points k is a sum of c (k - R)₊ with c >= 0, whose mean
-is c k δ₀(-log k).
+Numerically, h is bounded from above by its chords between points, and the supremum over x is taken over
+cells, at the end where each term is larger. A chord of points k is a sum of c (k - R)₊ with c >= 0, whose
+mean is c k δ₀(-log k).
 
 >>> from farthing.queries.events import GaussianEvent, TuningEvent
 >>> from farthing.accounting import gaussian
@@ -68,10 +69,10 @@ Array = NDArray[np.float64]
 SHAPES: dict[str, float | None] = {"geometric": 1.0, "logarithmic": 0.0, "poisson": None}
 TIGHT = "Zhu, Dong & Wang 2022, Thm. 10 (dominating pairs compose), certified inversion"
 THEOREM = "farthing.accounting.tuning: the best of a random number of runs, by their privacy profile"
-_POINTS, _PLAN_POINTS = 384, 160  # of a profile: in closed form, and of a plan
-_CELLS = 2500  # of x, by its distance from 1 and once more by f'(x)
-_DEEP = 1e-4  # of δ, how far a profile is followed
-_UP = 1 + 1e-11  # for the rounding of f', of lines and of chords
+_POINTS, _PLAN_POINTS = 384, 160  # points of a profile: in closed form, and of a plan
+_CELLS = 2500  # cells of x, by its distance from 1 and again by f'(x)
+_DEEP = 1e-4  # the share of δ down to which a profile is computed
+_UP = 1 + 1e-11  # above the rounding of f', of lines and of chords
 _LOSSES = 700.0
 
 
@@ -84,8 +85,8 @@ class RunCount:
     mean : float
         The expected number of runs.
     shape : float or None
-        η of the negative binomial (from -0.5; 1 is geometric, 0 logarithmic), which is at least 1. None is
-        Poisson, which may be 0.
+        η of the negative binomial, from -0.5 (1 is geometric, 0 logarithmic), for which K >= 1. None is
+        Poisson, for which K may be 0.
     """
 
     mean: float
@@ -100,13 +101,13 @@ class RunCount:
             if not -0.5 <= self.shape <= 1000:
                 raise InvalidValue(f"shape must be from -0.5 to 1000, got {self.shape!r}")
             if not self.mean > 1.001:
-                raise InvalidValue(f"mean must be above 1.001 where there is always one run, got {self.mean}")
+                raise InvalidValue(f"mean must be above 1.001 unless the count is Poisson, got {self.mean}")
             if self.gamma < 1e-4:
-                raise InvalidValue(f"{self} is sometimes in the thousands: lower the mean or raise the shape")
+                raise InvalidValue(f"{self} may give thousands of runs: lower the mean or raise the shape")
 
     @property
     def gamma(self) -> float:
-        """The γ of the negative binomial that gives the mean."""
+        """Return the γ of the negative binomial that gives the mean."""
         return _gamma(self.mean, self.shape) if self.shape is not None else math.nan
 
     def log_slope(self, x: Array) -> Array:
@@ -117,7 +118,7 @@ class RunCount:
         return math.log(self.mean) + (self.shape + 1) * (math.log(gamma) - np.log(1 - x + gamma * x))
 
     def missing(self, top: float) -> float:
-        """Return the chance that no run is among the best ``top`` of all that could have been drawn."""
+        """Return the probability that no run is among the best ``top`` share of all possible runs."""
         x = 1 - top
         if self.shape is None:
             return math.exp(-self.mean * top)
@@ -127,7 +128,7 @@ class RunCount:
         return math.expm1(-eta * math.log1p(-(1 - gamma) * x)) / math.expm1(-eta * math.log(gamma))
 
     def draw(self, stream: Stream) -> int:
-        """Return a number of runs from a stream of random words: exact but for 2^-90 in all."""
+        """Return a number of runs drawn from a stream of random words, with a total error of 2^-90."""
         totals = _totals(self)
         place = int.from_bytes(stream.integers(4).tobytes(), "little") * totals[-1] >> 256
         return bisect_right(totals, place)
@@ -135,7 +136,7 @@ class RunCount:
 
 @lru_cache(maxsize=16)
 def _totals(runs: RunCount, bits: int = 128) -> list[int]:
-    """Return whole numbers in proportion to P(K <= 0), P(K <= 1), … until what is left is below 2^-bits.
+    """Return integers in proportion to P(K <= 0), P(K <= 1), … until the remainder is below 2^-bits.
 
     Each probability follows from the one before by their ratio, rounded down to 2^-2bits.
     """
@@ -150,7 +151,7 @@ def _totals(runs: RunCount, bits: int = 128) -> list[int]:
 
 @lru_cache(maxsize=256)
 def _gamma(mean: float, shape: float) -> float:
-    """γ with η (1 - γ) / (γ (1 - γ^η)) = mean, as e^-s."""
+    """Return γ with η (1 - γ) / (γ (1 - γ^η)) = mean, found as e^-s."""
 
     def expected(s: float) -> float:
         return math.expm1(s) * (shape / -math.expm1(-shape * s) if shape else 1 / s)
@@ -166,13 +167,13 @@ def _gamma(mean: float, shape: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A privacy profile at points: at ``losses`` (from 0, rising) at most ``deltas``, in both directions."""
+    """A privacy profile: at ``losses`` (from 0, rising) δ is at most ``deltas``, in both directions."""
 
     losses: Array
     deltas: Array
 
     def both(self) -> tuple[Array, Array]:
-        """Return every log a, rising, with its H_a: a profile below 0 follows from that above."""
+        """Return every log a, rising, with its H_a; those below 0 follow from those above."""
         below = -self.losses[:0:-1]
         divergences = -np.expm1(below) + np.exp(below) * self.deltas[:0:-1]
         return np.concatenate([below, self.losses]), np.concatenate([divergences, self.deltas])
@@ -180,7 +181,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The best of K runs of a mechanism with a profile: δ at ε, and what is added to Rényi divergences."""
+    """The best of K runs of a mechanism with a profile: δ at ε, and the increase of Rényi divergences."""
 
     points: Array  # k, rising: where h has a kink
     means: Array  # of (k - R)₊
@@ -204,14 +205,14 @@ class Selection:
         edges = np.concatenate([[0.0], self.points])
         envelope = np.array([float((constant - slope * k).max()) for k in edges])
         envelope = np.maximum(envelope, 0.0)
-        if envelope[-1] > 0:  # the profile is not known so far: nothing can be said
+        if envelope[-1] > 0:  # the profile does not reach so far: there is no bound
             return 1.0
         slopes = np.append(np.diff(envelope) / np.diff(edges), 0.0)
         found = float(np.maximum(np.diff(slopes), 0.0) @ self.means)
         return min(1.0, found * _UP + 1e-15 * float(constant.max()))
 
     def added(self, order: float) -> float:
-        """Return what selection adds to the Rényi divergence of one run at an order."""
+        """Return the amount that selection adds to the Rényi divergence of one run at an order."""
         return float((order * self.high - (order - 1) * self.low).max()) / (order - 1) * _UP + 1e-12
 
 
@@ -230,13 +231,13 @@ def _cells(runs: RunCount) -> Array:
 
 @lru_cache(maxsize=256)
 def selection(event: TuningEvent, adjacency: Adjacency) -> Selection:
-    """Return the selection that an event stands for."""
+    """Return the selection of a tuning event."""
     return Selection.of(_profile(event.event, event.delta, adjacency), RunCount(event.mean, event.shape))
 
 
 @lru_cache(maxsize=256)
 def _profile(event: Event, delta: float, adjacency: Adjacency) -> Profile:
-    """The profile of one run, followed until δ is a small part of ``delta``."""
+    """Return the profile of one run, computed until δ is a small share of ``delta``."""
     deep = delta * _DEEP
     parts = flatten(event)
     if len(parts) == 1 and isinstance(parts[0][0], ApproximateEvent) and parts[0][1] == 1:
@@ -248,13 +249,13 @@ def _profile(event: Event, delta: float, adjacency: Adjacency) -> Profile:
         return Profile(losses, gaussian.delta(mu, losses))
     most = min(max(pld.most_loss(way) for way in steps), pld.epsilon(event, deep, adjacency))
     if not most < math.inf:
-        raise InvalidValue(f"no finite epsilon is known for a run of {event}: more noise or fewer steps")
+        raise InvalidValue(f"a run of {event} has no finite epsilon: use more noise or fewer steps")
     losses = np.linspace(0.0, most, _PLAN_POINTS)
     return Profile(losses, np.array([pld.delta(event, loss, adjacency) for loss in losses.tolist()]))
 
 
 def _approximate(event: ApproximateEvent) -> Profile:
-    """Of whatever is (ε, δ)-DP: Kairouz, Oh & Viswanath 2015, Thm. 3.3."""
+    """Return the profile of any (ε, δ)-DP mechanism: Kairouz, Oh & Viswanath 2015, Thm. 3.3."""
     losses = np.linspace(0.0, event.epsilon, _POINTS)
     gap = np.expm1(losses - event.epsilon) / -(1 + math.exp(-event.epsilon))
     return Profile(losses, (event.delta + (1 - event.delta) * np.maximum(gap, 0.0)) * _UP)
@@ -266,7 +267,7 @@ def delta(event: TuningEvent, epsilon: float, adjacency: Adjacency = Adjacency.A
 
 
 def epsilon(event: Event, delta: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
-    """Return ε at δ of a tuning, rounded up; of any other plan that of `pld`."""
+    """Return ε at δ of a tuning, rounded up; for any other plan, that of `pld`."""
     match _alone(event):
         case TuningEvent() as tuning:
             return _epsilon(tuning, validate.probability(delta=delta), adjacency)
@@ -308,8 +309,8 @@ def _alone(event: Event) -> Event:
 def price(event: Event, adjacency: Adjacency) -> tuple[float, float] | None:
     """Return (ε, δ) of a tuning, perhaps on a Poisson sample; None for other events.
 
-    On a sample of rate q: (log(1 + q(e^ε - 1)), qδ) under add-remove, whatever the runs do with the records
-    that they get (Balle, Barthe & Gaboardi 2018, Thm. 8). All runs get the same sample, which nobody sees.
+    On a sample of rate q: (log(1 + q(e^ε - 1)), qδ) under add-remove, for any computation of the runs on the
+    sample (Balle, Barthe & Gaboardi 2018, Thm. 8). All runs use the same sample, which stays secret.
     """
     match event:
         case TuningEvent():
@@ -334,7 +335,7 @@ def largest_mu(budget: Budget, runs: RunCount) -> float:
     while excess(safe) > 0:
         safe, unsafe = safe / 2, safe
         if safe < 1e-9:
-            raise InvalidValue(f"{budget} does not pay for the best of {runs.mean:g} runs of anything")
+            raise InvalidValue(f"{budget} is too small for the best of {runs.mean:g} runs: lower the mean")
     while unsafe - safe > 1e-8 * safe:
         middle = (safe + unsafe) / 2
         safe, unsafe = (middle, unsafe) if excess(middle) <= 0 else (safe, middle)

@@ -20,13 +20,13 @@ from farthing.errors import InvalidValue
 
 
 def rho_of_gaussian(noise: float) -> float:
-    """1/(2 noise²): Bun & Steinke 2016, Proposition 1.6."""
+    """Return 1/(2 noise²): Bun & Steinke 2016, Proposition 1.6."""
     noise = validate.positive(noise=noise)
     return 0.5 / noise / noise * (1 + 1e-15)
 
 
 def rho_of_pure(epsilon: float) -> float:
-    """ε tanh(ε/2), which is below both ε²/2 and ε; exact for randomised response.
+    """Return ε tanh(ε/2), which is below both ε²/2 and ε; exact for randomised response.
 
     Every ε-DP mechanism is a post-processing of randomised response (Kairouz, Oh & Viswanath 2015),
     for which (α − 1) D_α = ln cosh((2α − 1)ε/2) − ln cosh(ε/2). At α = 1 this and ρα(α − 1) are both
@@ -38,7 +38,7 @@ def rho_of_pure(epsilon: float) -> float:
 
 
 def rho_of_bounded_range(epsilon: float) -> float:
-    """ε²/8 (Cesar & Rogers 2021; exponential mechanism), capped at the cost of pure ε-DP.
+    """Return ε²/8 (Cesar & Rogers 2021; exponential mechanism), capped at the cost of pure ε-DP.
 
     The privacy loss Z lies in an interval of length ε, so by Hoeffding's lemma ln E e^((α−1)Z) is at
     most (α − 1) E Z + (α − 1)² ε²/8, and E Z <= ε²/8 because E e^(−Z) = 1.
@@ -91,7 +91,7 @@ def delta(rho: float, epsilon: float, approximate: float = 0.0) -> float:
 
 
 def _log_delta(rho: float, epsilon: float) -> float:
-    """inf over α of (α − 1)(αρ − ε) + α ln(1 − 1/α) − ln(α − 1): convex, so bisect on its slope."""
+    """Return inf over α of (α − 1)(αρ − ε) + α ln(1 − 1/α) − ln(α − 1), by bisection on its slope."""
     low, high = -50.0, math.log(epsilon / rho + 1 / math.sqrt(rho) + 4) + 1  # of ln(α − 1)
     for _ in range(60):
         middle = (low + high) / 2
@@ -108,7 +108,7 @@ def _log_delta(rho: float, epsilon: float) -> float:
 
 
 def rho(epsilon: float, delta: float) -> float:
-    """(√(ln 1/δ + ε) − √(ln 1/δ))²: the ρ with ρ + 2√(ρ ln 1/δ) = ε (Bun & Steinke 2016, Prop. 1.3)."""
+    """Return (√(ln 1/δ + ε) − √(ln 1/δ))², for ρ + 2√(ρ ln 1/δ) = ε: Bun & Steinke 2016, Prop. 1.3."""
     epsilon, log_inverse = validate.non_negative(epsilon=epsilon), -math.log(_inner(delta, 0.0))
     root = epsilon / (math.sqrt(log_inverse + epsilon) + math.sqrt(log_inverse))
     return root * root * (1 - 1e-15)

@@ -207,7 +207,7 @@ class Invitation:
     draw : Everyone, Poisson, Exactly or InTurn, default Everyone()
         The records that a client draws in a round.
     rounds : int, default 100
-        The rounds that noise is chosen for.
+        The number of rounds for which the noise is calibrated.
     noise_multiplier : float, optional
         The noise over the clipping norm; by default each client takes the least with which ``rounds`` fit its
         budget. Required unless noise is local, because it must be the same for all clients.
@@ -392,19 +392,19 @@ def _drawn(invitation: Invitation, budget: Budget, records: int) -> int:
 def _protected(invitation: Invitation, budget: Budget, records: int) -> tuple[int, Sampler]:
     """Return the most records of a unit in an upload (0: one each), and the draw that amplifies its price.
 
-    Where all of a client's records are protected together, drawing among them hides nothing. A party that is
-    clipped as a whole is one example: whether it is in its own upload, it draws itself, and uploads noise
-    alone where it is not. That is a Poisson sample of the protected unit, secret from everybody else.
+    If all of a client's records are protected together, drawing among them amplifies nothing. A party that is
+    clipped as a whole is one example: it draws itself whether it is in its own upload, and uploads noise
+    alone if it is not. That is a Poisson sample of the protected unit, secret from all others.
     """
     most, sampler = _drawn(invitation, budget, records), sampler_of(invitation.draw, records)
     whole = invitation.clipped is Unit.PARTY and isinstance(invitation.draw, Poisson)
     if isinstance(sampler, Cyclic):
-        sampler = Poisson(sampler.rate)  # of one chance: see `farthing.queries.correlated`
+        sampler = Poisson(sampler.rate)  # in its own rounds: see `farthing.queries.correlated`
     return most, sampler if whole or not most else Everyone()
 
 
 def _chances(invitation: Invitation) -> int:
-    """Return how many of the rounds a record may be drawn in."""
+    """Return the number of rounds in which a record may be drawn."""
     groups = invitation.draw.groups if isinstance(invitation.draw, Cyclic) else 1
     return -(-invitation.rounds // groups)
 
@@ -421,26 +421,27 @@ def noise_of_round(
     """Return the least noise multiplier with which one round without its draw is (``epsilon``, ``delta``)-DP.
 
     This is the analytic Gaussian mechanism (Balle & Wang 2018, Thm. 8) for the sensitivity of an upload to
-    one record, or to the whole client where that is protected.
+    one record, or to the whole client if that is protected.
     """
     most, priced = _protected(invitation, budget, records)
     return shift(priced, budget) * gaussian.noise(epsilon, delta) * (most or 1)
 
 
 def refuse_unit(own: Unit, invitation: Invitation, units: int = 1) -> None:
-    """Refuse records that stand for another unit than what is clipped.
+    """Refuse records of another unit than the invitation clips.
 
-    What is clipped once moves a sum by one clipping norm where it comes or goes. A user's records that are
-    clipped one by one move it by as many, and a record of a user who is clipped as a whole by up to two.
+    Adding or removing a unit that is clipped as a whole changes a sum by one clipping norm. A user's k
+    records that are clipped one by one change it by k, and a record of a user who is clipped as a whole by up
+    to two.
     """
     if (own is Unit.RECORD) != (invitation.clipped is Unit.RECORD):
         raise Unsupported(
-            f"these records are clipped by {own}, the invitation is for clips by {invitation.clipped}: "
-            "Examples(users=..., records_per_user=...) goes with clipped='user' or 'party', and nothing else"
+            f"these records are clipped per {own}, but the invitation clips per {invitation.clipped}: use "
+            "Examples(users=..., records_per_user=...) if and only if clipped is 'user' or 'party'"
         )
     if units > 1 and invitation.clipped is Unit.PARTY and isinstance(invitation.draw, Poisson):
         raise Unsupported(
-            "a party that draws whether it takes part must be one example: give all its records one user"
+            "a party that draws whether it takes part must be one example: give all its records the same user"
         )
 
 

@@ -1,23 +1,24 @@
 """Train by A-DDP: each client keeps its records, noise and ledger, and leaves when no further round fits.
 
-Cheng, Liu, Wang & Lu 2020, "Adaptive Distributed Differential Privacy with SGD", Algorithm 1. Line 5 (noise
-for an estimated number of rounds T, by advanced composition, analytic Gaussian) is the invitation's
-``calibration``, or is set by ``epsilon_iter`` and ``delta_iter``; lines 7-10 (δ_u of the rounds so far) its
-``accountant``; lines 11-15 are each client's own; α of line 17 is ``lr``.
-The defaults are the paper's, and every part is an option: local samples up to the whole local gradient
-(``draw``), noise and rounds by advanced composition, the paper's theorem or tight accounting.
+Cheng, Liu, Wang & Lu 2020, "Adaptive Distributed Differential Privacy with SGD", Algorithm 1. The
+invitation's ``calibration`` chooses the noise of line 5 (for an estimated number of rounds T, by advanced
+composition and the analytic Gaussian mechanism), unless ``epsilon_iter`` and ``delta_iter`` set it. Its
+``accountant`` computes lines 7-10 (δ_u of the rounds so far). Each client runs lines 11-15. α of line 17 is
+``lr``. The defaults are the paper's. Options change the local sample, up to the whole local gradient
+(``draw``), and the accounting of noise and rounds: advanced composition, the paper's theorem or tight
+accounting.
 
-Where we deviate. A client checks that the round fits *before* it uploads, not after. Exactly one record a
-round moves an upload by 2C, not C (the drawn record displaces another); C is right for ``Poisson`` draws,
-with an upload of noise alone where the draw is empty, under add-remove and zero-out. Clients who differ in
-noise are weighted by its inverse variance; ``weights="plain"`` is the paper's mean. Without a ``lr``, noise
-moves the margin of a row as long as 2 clip by `MARGIN_NOISE` in the course of all rounds.
+Deviations. A client checks that the round fits *before* it uploads, not after. With exactly one record a
+round, the sensitivity of an upload is 2C, not C (the drawn record displaces another); C is right for
+``Poisson`` draws under add-remove and zero-out, where an empty draw uploads noise alone. Clients with
+different noise are weighted by its inverse variance; ``weights="plain"`` is the paper's mean. Without a
+``lr``, noise moves the margin of the longest row (taken as at most 2C) by `MARGIN_NOISE` over all rounds.
 
-The guarantee is each client's own: (ε_u, δ_u) for one record, against a server that sees every upload and not
-which record was drawn, by the accountant of its countdown (the paper's Theorem 1 holds even where draws are
-seen). It is not local differential privacy of a client. With `Budget.unit` it protects all records of a
-client; the noise then covers as many clips as an upload holds records, and sampling amplifies nothing.
-Under other ``trust`` it holds against an observer of sums over clients, or of what is released.
+Each client has its own guarantee: (ε_u, δ_u) for one record, against a server that sees every upload but not
+which record was drawn, by the accountant that counts its rounds (the paper's Theorem 1 holds even if draws
+are seen). It is not local differential privacy of a client. With `Budget.unit` it protects all records of a
+client; the noise then covers as many clipping norms as an upload holds records, and sampling amplifies
+nothing. With another ``trust`` it holds against an observer of sums over clients, or of released values.
 
 >>> import numpy as np
 >>> from farthing.budget import Budget
@@ -31,18 +32,17 @@ Under other ``trust`` it holds against an observer of sums over clients, or of w
 >>> int(clients.left.min()), round(clients.terms(0).mechanism.noise_multiplier, 1)
 (38011, 193.7)
 
-A-DDP's baselines: SGD with T fixed beforehand, over the same clients, and SGD without privacy.
-
-The four baselines of Cheng et al. 2020 ("Contrast algorithms"), as far as the paper describes them. All draw
-one record a round (2C, see `farthing.federated.methods.addp`; C with ``Poisson``), clip it and add Gaussian
-noise, calibrated exactly; they differ in how the budget is divided.
+The module also has the four baselines of Cheng et al. 2020 ("Contrast algorithms"), as far as the paper
+describes them: SGD with T fixed beforehand, and SGD without privacy. The private ones draw one record a round
+(sensitivity 2C, as above; C with ``Poisson``), clip it and add Gaussian noise, calibrated exactly. They
+differ in how they divide the budget.
 
 `sgd_maj`: (ε/T, δ/T) a round, basic composition, T rounds.
 `sgd_adv`: advanced composition over rounds amplified by sampling (Bassily, Smith & Thakurta 2014), with the
 exact amplification of Balle, Barthe & Gaboardi 2018, Theorems 8 and 9, which needs no ε <= 1; T rounds.
-`sgd_pass`: each record is visited T times in turn, by advanced composition over its own visits; T passes,
-for zero-out and replace-one (a record that goes would move the turns of others).
-`non_private`: no noise, no clip, no guarantee, ε = ∞; it reads a table and asks no ledger.
+`sgd_pass`: T passes that visit each record in turn, by advanced composition over a record's own visits, for
+zero-out and replace-one (a removed record would shift the turns of others).
+`non_private`: no noise, no clipping, no guarantee, ε = ∞; it reads a table and asks no ledger.
 
 >>> from farthing.budget import Budget
 >>> from farthing.federated.simulated import Simulated
@@ -115,12 +115,12 @@ def addp(
     draw : Everyone, Poisson or Exactly, default Exactly(1)
         The records that a client draws in a round.
     rounds : int, default 10
-        T, the rounds that noise is chosen for.
+        T, the number of rounds for which the noise is calibrated.
     noise_multiplier : float, optional
         σ/C, in place of the noise that ``calibration`` chooses.
     epsilon_iter, delta_iter : float, optional
-        The noise with which one round is (ε, δ)-DP before its draw, by the analytic Gaussian mechanism. It
-        does not change what a budget allows in all.
+        Set the noise so that one round is (ε, δ)-DP before its draw, by the analytic Gaussian mechanism. They
+        do not change the total that a budget allows.
     calibration : Accountant, default "advanced"
         Chooses the noise for ``rounds``.
     accountant : Accountant, default "sampling"
@@ -130,22 +130,22 @@ def addp(
     lr : float, optional
         α, the learning rate; by default from public numbers.
     trust : Trust, default "local"
-        Who adds the noise. Under "distributed" and "trusted" the sum over clients has one noise, the least
-        that all budgets can afford.
+        The party that adds the noise. Under "distributed" and "trusted" the sum over clients has one noise,
+        the least that all budgets can afford.
     survivors : int, optional
-        The least number of honest clients of a round under distributed trust; all by default.
+        The least number of honest clients in a round under distributed trust; by default all clients.
 
     Returns
     -------
     Iterator of Step
-        A step a round.
+        One step per round.
 
     Raises
     ------
     InvalidValue
-        For nonsense, and for several ways to set the noise at once.
+        If a value is out of range, or if several options set the noise.
     BudgetSpent
-        Where no client can afford a single round.
+        If no client can afford a single round.
 
     Notes
     -----
@@ -206,14 +206,14 @@ def sgd_maj(
     draw : Everyone, Poisson or Exactly, default Exactly(1)
         The records that a client draws in a round.
     rounds : int, default 10
-        T, after which every client leaves.
+        T, the number of rounds.
     lr : float, optional
         The learning rate; by default from public numbers.
 
     Returns
     -------
     Iterator of Step
-        A step a round.
+        One step per round.
     """
     return _fixed(clients, problem, clip_norm, draw, rounds, lr, Accountant.BASIC)
 
@@ -240,14 +240,14 @@ def sgd_adv(
     draw : Everyone, Poisson or Exactly, default Exactly(1)
         The records that a client draws in a round.
     rounds : int, default 10
-        T, after which every client leaves.
+        T, the number of rounds.
     lr : float, optional
         The learning rate; by default from public numbers.
 
     Returns
     -------
     Iterator of Step
-        A step a round.
+        One step per round.
     """
     return _fixed(clients, problem, clip_norm, draw, rounds, lr, Accountant.AMPLIFIED)
 
@@ -273,7 +273,7 @@ def sgd_pass(
     Returns
     -------
     Iterator of Step
-        A step a round, of which a pass has as many as the client has records.
+        One step per round; a pass has as many rounds as the client has records.
     """
     return _fixed(clients, problem, clip_norm, InTurn(), rounds, lr, Accountant.ADVANCED)
 
@@ -308,7 +308,7 @@ def non_private(table: Table, problem: Problem, *, rounds: int = 1000, lr: float
     Returns
     -------
     Iterator of Step
-        A step a round, without receipts.
+        One step per round, without receipts.
     """
     features = Features(problem.width, intercept=float(problem.intercept))
     gradient, bound, w = (

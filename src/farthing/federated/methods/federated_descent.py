@@ -1,23 +1,25 @@
 """Train by federated descent, the default: whole local gradients, momentum, the mean of later iterates.
 
-In each of `ROUNDS` rounds every client uploads the clipped sum of *all* its gradients. Nothing is drawn, so
-prices are Gaussian and compose exactly: more rounds cost nothing (noise grows with √T and averages out), and
-noise weighs n_u times less in an upload of n_u records than in one of a single record. ``trust`` says who
-adds it: each client all of it (local, the default), each a share of what the sum needs (distributed, sized
-for ``survivors`` honest clients, all of them unless told), or an aggregator (trusted).
+In each of `ROUNDS` rounds every client uploads the clipped sum of *all* its gradients. Clients do not sample
+records, so the costs are Gaussian and compose exactly: more rounds cost nothing (noise grows with √T and
+averages out), and the relative noise of an upload of n_u records is n_u times smaller than that of a single
+record. ``trust`` selects who adds the noise: each client all of it (local, the default), each client a share
+(distributed, sized for ``survivors`` honest clients, by default all), or an aggregator (trusted).
 
-All numbers follow from public ones. Let s be the deviation of the noise on the mean gradient for a clip of 1,
-all rounds taken as one: 1/√(Σ n_u²μ_u²) under local noise. The clip is a part of the largest gradient, `CLIP`
-√(`NOISE`/s) between `CLIP` and 1. The rate lets noise move margins by `MARGIN_NOISE` in the course of all
-rounds, as far as steps stay stable (2 (1 + momentum) over the largest curvature). The constant beside a row,
-1 before both are shrunk to norm 1, is √(s/`CONSTANT`) where that is more: with much noise there is little to
-learn but how common labels are. As clients leave, steps shrink with the precision of what is left. Constants
-were chosen on folds of Adult, BANK and IPUMS-BR at ε from 0.1 to 1.6, 100 records a client, under both kinds
-of noise. Weights give labels as they are, and probabilities by `Problem.probabilities` in `learnt_in`.
+All parameters follow from public numbers. Let s be the standard deviation of the noise on the mean gradient
+for a clipping norm of 1, with all rounds taken as one: 1/√(Σ n_u²μ_u²) under local noise. The clipping norm
+is a fraction of the largest gradient norm, `CLIP` √(`NOISE`/s), limited to [`CLIP`, 1]. With the learning
+rate chosen here, noise moves margins by `MARGIN_NOISE` over all rounds; the rate is smaller if steps would be
+unstable (2 (1 + momentum) over the largest curvature). The intercept column, 1 before both it and the row are
+shrunk to norm 1, is √(s/`CONSTANT`) if that is larger: with much noise, little can be learnt beyond the
+frequencies of the labels. As clients leave, steps shrink with the remaining precision. The constants were
+chosen on folds of Adult, BANK and IPUMS-BR at ε from 0.1 to 1.6, with 100 records per client, under local and
+distributed noise. Labels use the weights directly; probabilities use `Problem.probabilities` in `learnt_in`.
 
-The guarantee is each client's own (ε_u, δ_u) for one record, or for all of its records (`Budget.unit`), under
+Each client has its own guarantee (ε_u, δ_u) for one record, or for all of its records (`Budget.unit`), under
 its adjacency, against the server (local), an observer of sums (distributed, with that many honest survivors)
-or of what is released (trusted): exact composition of Gaussians (Dong, Roth & Su 2022, Cor. 3.3).
+or an observer of released values (trusted), by exact composition of Gaussians (Dong, Roth & Su 2022, Cor.
+3.3).
 
 >>> from farthing.budget import Budget
 >>> from farthing.federated.simulated import Simulated
@@ -63,18 +65,18 @@ def federated_descent(
     problem : Problem
         The loss and the public numbers of the table.
     trust : Trust, default "local"
-        Who adds the noise: each client, each a share of it, or an aggregator.
+        The party that adds the noise: each client, each client a share, or an aggregator.
     survivors : int, optional
-        The least number of honest clients of a round under distributed trust; all by default.
+        The least number of honest clients in a round under distributed trust; by default all clients.
 
     Returns
     -------
     Iterator of Step
-        A step a round; its weights are the mean of the later iterates.
+        One step per round; its weights are the mean of the later iterates.
 
     Notes
     -----
-    The guarantee is each client's own, by exact composition of Gaussians (Dong, Roth & Su 2022, Cor. 3.3).
+    Each client has its own guarantee, by exact composition of Gaussians (Dong, Roth & Su 2022, Cor. 3.3).
     """
     invitation = under(clients, Invitation(1.0, rounds=ROUNDS), trust, survivors)
     spread = clients.forecast(invitation).deviation / math.sqrt(ROUNDS)
@@ -101,7 +103,7 @@ def federated_descent(
 def learnt_in(
     clients: Clients, problem: Problem, *, trust: Trust = Trust.LOCAL, survivors: int | None = None
 ) -> Features:
-    """Return the map of rows that `federated_descent` learns in, for `Problem.probabilities`."""
+    """Return the feature map in which `federated_descent` trains, for `Problem.probabilities`."""
     outlook = clients.forecast(under(clients, Invitation(1.0, rounds=ROUNDS), trust, survivors))
     return _rows(problem, outlook.deviation / math.sqrt(ROUNDS))
 

@@ -1,26 +1,27 @@
 """Train networks over clients by FedSGD, FedAvg, FedProx and DP-FedAvg, each client within its own budget.
 
-Three ways for a client to answer; what it clips decides whom the guarantee protects.
+The three methods differ in the contribution that a client clips, which decides whom the guarantee protects.
 
 `fedsgd`     One noisy sum of clipped per-example gradients a round: A-DDP (Cheng et al. 2020) and SGD2 for
-             any model. Noise may be local, distributed or an aggregator's.
+             any model. Noise may be local, distributed or added by an aggregator.
 `fedavg`     Several local steps of DP-SGD a round (McMahan et al. 2017, Algorithm 1; with ``proximal`` Li et
-             al. 2020, Algorithm 2); each is an answer of the client's ledger, the update post-processing.
-             Noise is local.
+             al. 2020, Algorithm 2); each step is an answer of the client's ledger, and the update is
+             post-processing. Noise is local.
 `dp_fedavg`  Local training without noise, whose whole update is clipped and noised (McMahan et al. 2018,
-             Algorithm 1, flat clipping): protects a user, or a party, with all records. With
-             ``sampling_rate`` a party draws which of its users are in a round, or whether it is itself, and
-             sends noise in any case. There the server draws, and knows; here nobody else does.
+             Algorithm 1, flat clipping): it protects a user, or a party, with all records. With
+             ``sampling_rate`` a party draws which of its users, or whether the party itself, take part in a
+             round, and sends noise in any case. In the paper the server draws and knows the result; here
+             only the party does.
 
-The server follows the mean update by any rule of `farthing.federated.methods.server` (Reddi et al. 2021);
-uploads of clients that differ in budget are weighed by their precision.
+The server applies the mean update by any rule of `farthing.federated.methods.server` (Reddi et al. 2021).
+Uploads of clients with different budgets are weighted by their precision.
 
-**Guarantee.** Each client's own (ε, δ) for one record, or with `dp_fedavg` for one user or party, under its
-adjacency, by the plan that its ledger promises: tight accounting of one unchanging query
-(`farthing.accounting.pld`), amplified where records, users or the party itself are drawn by the client and
-nobody else sees which. Under local noise it holds against the server. Under distributed noise it holds
-against whoever sees the sums and colludes with all but ``survivors`` of the clients that came: the honest
-ones' shares make up the whole noise, and what others add is known to them and changes nothing
+**Guarantee.** Each client has its own (ε, δ) for one record, or with `dp_fedavg` for one user or party, under
+its adjacency, by the plan that its ledger promises: tight accounting of one unchanging query
+(`farthing.accounting.pld`), amplified if the client draws records, users or itself and no other party sees
+the draw. Under local noise it holds against the server. Under distributed noise it holds against an observer
+who sees the sums and colludes with all but ``survivors`` of the clients that answered: the honest clients'
+shares make up the whole noise, and the colluders' shares, which the observer knows, change nothing
 (`farthing.federated.noise.Share`). A client leaves before the first round that does not fit its budget.
 
 >>> from farthing.budget import Budget
@@ -63,21 +64,21 @@ Rate = float | Callable[[int], float]
 
 
 class FlatModel(Protocol):
-    """A model that methods train, by flat weights: `farthing.torch.Network`."""
+    """A model with flat weights that methods train, such as `farthing.torch.Network`."""
 
     @property
     def gradient(self) -> Contribution:
-        """Return the contribution of its clipped gradients."""
+        """Return the contribution whose values are the model's gradients."""
 
     def start(self) -> Array:
-        """Return the weights to begin with, which are public."""
+        """Return the initial weights, which are public."""
 
 
 class UpdatedModel(FlatModel, Protocol):
-    """A model that can also be trained at a client, for whole updates."""
+    """A model that a client can also train locally, for whole updates."""
 
     def update(self, steps: int, lr: float) -> Contribution:
-        """Return the contribution of whole updates, by so many local steps."""
+        """Return the contribution whose values are updates of ``steps`` local steps."""
 
 
 @until_spent
@@ -96,7 +97,7 @@ def fedsgd(
     trust: Trust = Trust.LOCAL,
     survivors: int | None = None,
 ) -> Iterator[Step]:
-    """Train a network by one noisy sum of clipped gradients per client and round, while any affords it.
+    """Train a network by one noisy sum of clipped gradients per client and round, until budgets are spent.
 
     Parameters
     ----------
@@ -105,31 +106,31 @@ def fedsgd(
     network : Network
         The model at flat weights, and its gradient (`farthing.torch.Network`).
     rounds : int, default 200
-        The rounds that noise is chosen for.
+        The number of rounds for which the noise is calibrated.
     clip_norm : float, default 1.0
         The norm at which one record's gradient is clipped.
     sampling_rate : float, default 0.1
-        A record's chance to be in its client's batch, drawn by the client; 1.0: everybody.
+        The probability that a record is in its client's batch, which the client draws; 1.0 for all records.
     lr : float or callable, default 0.5
         The server's learning rate, or a function of t = 1, 2, ….
     server : {"sgd", "momentum", "adam", "yogi"}, default "momentum"
         The server's optimiser.
     weights : Weights, default "precision"
-        How uploads are added up under local noise.
+        The weights of uploads under local noise.
     noise_multiplier : float, optional
-        Noise over the clipping norm, in place of the least for ``rounds``.
+        The noise divided by the clipping norm, in place of the least for ``rounds``.
     bands : int, default 1
-        Over how many rounds noise is correlated: above 1, records take turns in as many groups
-        (`farthing.Cyclic`) and later noise cancels earlier. `farthing.choose_bands` finds how many pay.
+        The number of rounds over which noise is correlated. Above 1, records take turns in as many groups
+        (`farthing.Cyclic`) and later noise cancels earlier noise. `farthing.choose_bands` chooses the number.
     trust : Trust, default "local"
-        Who adds the noise.
+        The party that adds the noise.
     survivors : int, optional
-        The least number of honest clients of a round under distributed trust; all by default.
+        The least number of honest clients in a round under distributed trust; by default all clients.
 
     Returns
     -------
     Iterator of Step
-        A step a round, with flat weights.
+        One step per round, with flat weights.
 
     Notes
     -----
@@ -176,7 +177,7 @@ def fedavg(
     weights: Weights = Weights.PRECISION,
     noise_multiplier: float | None = None,
 ) -> Iterator[Step]:
-    """Train a network by updates of several local private steps, while any client can afford one.
+    """Train a network by updates of several local steps of DP-SGD, until all budgets are spent.
 
     Parameters
     ----------
@@ -185,9 +186,9 @@ def fedavg(
     network : Network
         The model at flat weights, and its gradient (`farthing.torch.Network`).
     rounds : int, default 50
-        The rounds that noise is chosen for.
+        The number of rounds for which the noise is calibrated.
     local_steps : int, default 4
-        The steps of DP-SGD that a client takes in a round; as many answers are charged.
+        The steps of DP-SGD that a client takes in a round; each is charged as an answer.
     local_lr : float, default 0.5
         The learning rate of local steps.
     proximal : float, default 0.0
@@ -195,20 +196,20 @@ def fedavg(
     clip_norm : float, default 1.0
         The norm at which one record's gradient is clipped.
     sampling_rate : float, default 0.1
-        A record's chance to be in a local batch; 1.0: everybody.
+        The probability that a record is in a local batch; 1.0 for all records.
     lr : float or callable, default 1.0
         The server's learning rate, or a function of t = 1, 2, ….
     server : {"sgd", "momentum", "adam", "yogi"}, default "sgd"
         The server's optimiser.
     weights : Weights, default "precision"
-        How updates are averaged: by precision, records (FedAvg's n_k/n), or plain.
+        The weights of updates: by precision, by records (FedAvg's n_k/n), or plain.
     noise_multiplier : float, optional
-        Noise over the clipping norm, in place of the least for all local steps.
+        The noise divided by the clipping norm, in place of the least for all local steps.
 
     Returns
     -------
     Iterator of Step
-        A step a round, with flat weights.
+        One step per round, with flat weights.
 
     Notes
     -----
@@ -254,37 +255,37 @@ def dp_fedavg(
     Parameters
     ----------
     clients : Clients
-        Simulated clients or parties whose budgets protect a user or a party, and whose records are grouped so
-        (`farthing.torch.Examples` with ``users``); they are invited here.
+        Simulated clients or parties whose budgets protect a user or a party, and whose records are grouped by
+        user or party (`farthing.torch.Examples` with ``users``); they are invited here.
     network : Network
         The model at flat weights, and its updates (`farthing.torch.Network`).
     rounds : int, default 50
-        The rounds that noise is chosen for.
+        The number of rounds for which the noise is calibrated.
     local_steps : int, default 4
-        The steps of plain gradient descent that make an update.
+        The steps of plain gradient descent in an update.
     local_lr : float, default 0.5
         The learning rate of local steps.
     clip_norm : float, default 1.0
         The norm at which a whole update is clipped.
     sampling_rate : float, default 1.0
-        A user's chance to be in a round, or a party's; each party draws for itself.
+        The probability that a user, or a party, takes part in a round; each party draws for itself.
     lr : float or callable, default 1.0
         The server's learning rate, or a function of t = 1, 2, ….
     server : {"sgd", "momentum", "adam", "yogi"}, default "sgd"
         The server's optimiser.
     weights : Weights, default "precision"
-        How uploads are added up under local noise.
+        The weights of uploads under local noise.
     noise_multiplier : float, optional
-        Noise over the clipping norm, in place of the least for ``rounds``.
+        The noise divided by the clipping norm, in place of the least for ``rounds``.
     trust : Trust, default "local"
-        Who adds the noise.
+        The party that adds the noise.
     survivors : int, optional
-        The least number of honest clients of a round under distributed trust; all by default.
+        The least number of honest clients in a round under distributed trust; by default all clients.
 
     Returns
     -------
     Iterator of Step
-        A step a round, with flat weights.
+        One step per round, with flat weights.
 
     Notes
     -----
@@ -317,14 +318,14 @@ def dp_fedavg(
 
 
 def _draw(sampling_rate: float) -> Everyone | Poisson:
-    """Return the draw of a round, by the client itself."""
+    """Return the sampler of a round, which the client runs itself."""
     return Everyone() if sampling_rate == 1.0 else Poisson(sampling_rate)
 
 
 def _rounds(
     clients: Clients, asked: Contribution, start: Array, follow: ServerOptimizer, sign: float = 1.0
 ) -> Iterator[Step]:
-    """Ask round after round, and follow the mean update: what is asked, or against it for a gradient."""
+    """Yield a step per round, each applying the mean answer times ``sign`` (-1 for a gradient)."""
     w = rounded(start)
     for t in itertools.count(1):
         got = clients.ask(asked, w)

@@ -29,23 +29,23 @@ class Option:
     kind : type
         One of float, int, str and bool.
     help : str
-        A sentence on its meaning.
+        A sentence that describes the option.
     symbol : str
-        The symbol of the method's text.
+        The symbol in the method's paper.
     argument : str
-        The algorithm's argument, where that has another name.
+        The algorithm's argument, if it differs from the option's name.
     check : callable
-        Refuses a value, given by its name: one of `farthing.validate`.
+        A function of `farthing.validate` that takes the value by name and rejects invalid values.
     convert : callable
-        Turns a value into that of the argument.
+        Converts the option's value to the argument's.
     choices : mapping of str to mapping
-        The values that there are, each with the arguments that it stands for.
+        The possible values, each with the arguments that it stands for.
     needs : str
         Another option that must be given with it.
     sets : str
-        The quantity that it sets; at most one option (or two that need each other) may.
+        The quantity that it sets; at most one option (or two that need each other) may set a quantity.
     local : bool
-        Whether it needs noise that is added locally.
+        Whether it needs local noise.
 
     Examples
     --------
@@ -72,7 +72,7 @@ class Option:
         return f"--{self.name.replace('_', '-')}"
 
     def checked(self, value: Any) -> None:
-        """Refuse a value that it cannot have."""
+        """Reject an invalid value."""
         if self.choices and value not in self.choices:
             raise InvalidValue(f"{self.flag} must be one of {list(self.choices)}, got {value!r}")
         self.check(**{self.flag: value})
@@ -85,7 +85,7 @@ class Option:
 
 
 def _plain_rows(clients: Any, problem: Any, *, trust: Any, survivors: int | None) -> Any:
-    """Return the map of rows that leaves them as they are, with a constant beside them."""
+    """Return the feature map that leaves rows as they are and appends the intercept column."""
     from farthing.data.tables import Features
 
     return Features(problem.width)
@@ -93,7 +93,7 @@ def _plain_rows(clients: Any, problem: Any, *, trust: Any, survivors: int | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """A federated method: everything that a simulation, a deployment, the help and the documents need.
+    """A federated method, described for simulations, deployments, the command line and the documents.
 
     Parameters
     ----------
@@ -104,23 +104,23 @@ class Method:
     summary : str
         A sentence for the documents.
     rounds : str
-        How many rounds it takes.
+        The number of rounds, in words.
     options : tuple of Option
-        The options it takes; those that are left out have the algorithm's own defaults.
+        The options it takes; options left out have the algorithm's own defaults.
     trusts : tuple of str
-        Who may add the noise, the first by default: this decides the observer of the guarantee.
+        The supported kinds of `Trust`, which decide the observer of the guarantee; the first is the default.
     adjacency : Adjacency
         The adjacency of budgets that state none.
     private : bool
-        False where nothing is promised; the algorithm then gets a table in place of clients.
+        False for a method without a guarantee; the algorithm then gets a table in place of clients.
     deployed : bool
         Whether a coordinator may run it over guards.
     features : callable
-        ``features(clients, problem, trust=, survivors=)`` is the map of rows that its weights belong to.
+        ``features(clients, problem, trust=, survivors=)`` returns the feature map of its weights.
     published : callable or None
         ``published(clients, noise, client, rounds)`` returns the guarantees of its published noise.
     most_records : int or None
-        The most records in all, where iterations grow with their square.
+        The largest total number of records, for a method whose iterations grow with its square.
     networks : bool
         Whether it trains a network (`farthing.torch.Network`), which it gets in place of a problem.
 

@@ -1,16 +1,16 @@
-"""Update the server's weights by what clients sent: SGD, momentum, FedAdam and FedYogi.
+"""Update the server's weights by the mean update of clients: SGD, momentum, FedAdam and FedYogi.
 
-Reddi et al. 2021, "Adaptive Federated Optimization", Algorithm 2, lines 10 to 14: the mean update of clients
-(here also the negative mean gradient) is a pseudo-gradient Δ that an optimiser of the server follows.
+Reddi et al. 2021, "Adaptive Federated Optimization", Algorithm 2, lines 10 to 14: the server's optimiser
+takes the mean update of clients (here also the negative mean gradient) as a pseudo-gradient Δ.
 
     m = β₁ m + (1 - β₁) Δ
     v = β₂ v + (1 - β₂) Δ²                        FedAdam
     v = v - (1 - β₂) Δ² sign(v - Δ²)              FedYogi
     w = w + η m / (√v + τ)
 
-Where we deviate: Δ² is taken without the variance of the noise in Δ, which is public (`Answers.variance`),
-and not below 0, because noise would hide every coordinate's own size: E Δ² is its square plus that variance.
-All of it is post-processing of what was released.
+Deviation: the variance of the noise in Δ, which is public (`Answers.variance`), is subtracted from Δ², and
+negative results are set to 0, because E Δ² is the square of the true update plus that variance. All of this
+is post-processing of released values.
 
 >>> server = ServerOptimizer("momentum", lr=0.5, beta1=0.9)
 >>> w = server.step(np.zeros(1), np.ones(1))
@@ -42,7 +42,7 @@ Array = NDArray[np.float64]
 
 
 class ServerRule(StrEnum):
-    """A rule by which a server follows the mean update.
+    """A rule by which a server applies the mean update.
 
     Examples
     --------
@@ -62,7 +62,7 @@ class ServerOptimizer:
     Parameters
     ----------
     rule : {"sgd", "momentum", "adam", "yogi"}, default "sgd"
-        How it follows the mean update.
+        The rule by which it applies the mean update.
     lr : float or callable, default 1.0
         η, or a function of t = 1, 2, ….
     beta1 : float, default 0.9
@@ -70,12 +70,12 @@ class ServerOptimizer:
     beta2 : float, default 0.99
         β₂, the decay of the mean of their squares.
     tau : float, default 1e-3
-        τ, the least size of a coordinate.
+        τ, which is added to √v.
 
     Raises
     ------
     InvalidValue
-        For an unknown rule, and for values out of range.
+        If the rule is unknown or a value is out of range.
 
     Examples
     --------
@@ -103,7 +103,7 @@ class ServerOptimizer:
         self._square: Array | float = 0.0
 
     def step(self, w: Array, update: Array, variance: float = 0.0) -> Array:
-        """Return the weights after one round, whose mean update has noise of this variance a coordinate."""
+        """Return the weights after one round; ``variance`` is the update's noise variance per coordinate."""
         self._t += 1
         lr = validate.positive(lr=self._lr(self._t)) if callable(self._lr) else self._lr
         if self.rule is ServerRule.SGD:
@@ -136,7 +136,7 @@ class L2Projection:
         return w if norm <= self.radius else w * (self.radius / norm)
 
     def start(self, given: ArrayLike | None, zeros: Array) -> Array:
-        """Return the first point: the centre, or the one given, which must be public."""
+        """Return the initial weights: the centre, or the given weights, which must be public."""
         if given is None:
             return zeros
         start = np.array(given, dtype=np.float64)
@@ -153,7 +153,7 @@ class L2Projection:
 
 
 def lipschitz_of(problem: Problem, features: Features, given: float | None) -> float:
-    """Return L, the clipping norm: the one given, or the loss's largest slope times the longest row."""
+    """Return L, the clipping norm: the given one, or the loss's largest slope times the largest row norm."""
     if given is not None:
         return validate.positive(lipschitz=given)
     largest = problem.loss.slope * (features.radius or problem.radius)

@@ -6,46 +6,47 @@ G = n ∇l(θ; d) + z with z ~ N(0, σ²)^p [2, 3], B broadcasts G [4], and all 
 
     σ = 4 L n ln(1.25 n²/δ) / ε  (3),     η(t) = |C| / √(t (n² L² + p σ²))  (4), or 1/(Δ n t).
 
-**Roles** differ from the write-up in two ways. There B draws π itself; here B draws the *owner*, party i with
-probability n_i/n, and the owner draws among its own n_i records (`SequentialClients`): π has the same law,
-and B learns only which party was asked. There θ is never sent: every party holds it, makes each step itself
-and gets every G from B; here B makes the steps, and θ goes to one party, with its permission to compute. θ is
-a function of θ₀, η and the G's, so that no party learns more by it, and a party that is not asked learns
-less. In both, B returns θ in the end.
+**Roles** differ from the write-up in two ways. In the write-up B draws π itself. Here B draws the *owner*,
+party i with probability n_i/n, and the owner draws among its own n_i records (`SequentialClients`): π has the
+same distribution, and B learns only which party was asked. In the write-up θ is never sent: every party holds
+it, makes each step itself and gets every G from B. Here B makes the steps and sends θ to the one party that
+it asks. θ is a function of θ₀, η and the G's, so no party learns more from it, and a party that is not asked
+learns less. In both versions B returns θ in the end.
 
 **The guarantee depends on the observer** (`sgd1_guarantees`). The printed proof gives (ε, δ + δ^(1/3)), and
-its constant is too small for the sensitivity 2nL of G to replacing a record. What holds, when a record is
-replaced:
+its constant is too small for the sensitivity 2nL of G to replacing a record. These guarantees hold when a
+record is replaced:
 
 * *coordinator*, who knows π as in the write-up: nothing is amplified, δ = E δ_Gauss(2nL√K/σ) over
-  K ~ Bin(n², 1/n), the times that the record was drawn (condition on π; the hockey-stick divergence is
-  jointly convex). At ε = 0.5 and δ = 1/(2n³) the claim fails against this observer from n = 132 on;
+  K ~ Bin(n², 1/n), the number of times that the record was drawn (condition on π; the hockey-stick divergence
+  is jointly convex). At ε = 0.5 and δ = 1/(2n³) the claim fails against this observer from n = 132 on;
 * *server*, who knows which party was asked when: T ~ Bin(n², n_i/n) draws of one in n_i, δ = E δ_T(ε) over T.
-  For a party with one record this equals the coordinator's, for one with all records the next one;
-* *anyone*, who sees every G and neither: n² draws of one in n. A party knows when it was asked itself, so
-  that against a party with k records the others' are drawn 1 in n - k, in the other iterations (``held``).
+  It equals the coordinator's for a party with one record, and the next one for a party with all records;
+* *anyone*, who sees every G and no draw: n² draws of one in n. A party knows when it was asked itself, so
+  against a party with k records the other records are drawn 1 in n - k, in the other iterations (``held``).
 
 Each party's own ledger charges every answer before it is released, against a server (or a coordinator, with
-``seen``): one record of n_i, drawn by itself. So its (ε, δ) holds whichever parties B asks, how often and in
-which order, and it stops by itself; only the last of the three assumes that B draws fairly and does not
-reveal the order.
+``seen``), as one record of n_i that the party drew itself. Its (ε, δ) therefore holds for any choice and
+order of parties by B, and the party stops by itself. Only the last of the three guarantees assumes that B
+draws fairly and does not reveal the order.
 
-**Where a party is away** its turn passes: nobody is drawn in its place, so that nobody is drawn more often
-than was planned, and B broadcasts G = z, noise alone. A turn that passed visibly would tell that one of those
-who are away was drawn, and every other turn that none of them was: a record of those who are there would be
-drawn 1 in m, the records that are there, and not 1 in n; with one party left, *anyone* would know its turns
-like the server. With z in its place the records of who is away are blank: every G is a mixture over n
-records, of which some have the gradient 0, whoever is away and whoever knows it, so that all three guarantees
-hold for every such pattern (that does not depend on records). *Anyone* sees the G's, not how long B waited
-for each. A party is asked T times; before the first question all must afford an upper bound on T,
-which fails with a thousandth of the least δ; `anyone` pays for it (a run that ends early reveals whose budget
-ended). Steps carry no receipts, which would reveal the party that was asked.
+**If a party is absent** its turn passes: B draws no other party in its place, so no party is drawn more often
+than planned, and B broadcasts G = z, noise alone. A visibly skipped turn would reveal that an absent party
+was drawn, and every other turn that a present one was: a record of a present party would be drawn 1 in m (the
+number of records present) and not 1 in n; with one party left, *anyone* would know its turns like the server.
+With G = z the absent records are blank: every G is a mixture over n records, of which some have gradient 0,
+also if the observer knows which parties are absent. All three guarantees therefore hold for every pattern of
+absence that does not depend on records. *Anyone* sees the G's, not how long B waited for each. A party is
+asked T times; before the first question every party must afford an upper bound on T, which fails with
+probability at most a thousandth of the least δ. The guarantee of `anyone` includes that probability (a run
+that ends early reveals whose budget ended). Steps carry no receipts, which would reveal the party that was
+asked.
 
 ``exact`` takes the least σ that all budgets allow, not (3). Other differences from the write-up: gradients
-are clipped to L, which is not trusted to be a Lipschitz constant; θ₀ is the centre of C, a ball, or given,
-instead of drawn; with ``convexity`` Δ the loss of a record is made Δ-strongly convex by a public Δ|θ|²/2,
-whose gradient needs no noise. |C| is the diameter. The method is sequential, about 0.2 ms an iteration, so it
-suits n in the hundreds; it yields a `Step` every n iterations.
+are clipped to L, which is not trusted to be a Lipschitz constant; C is a ball, and θ₀ is its centre or given,
+instead of drawn; ``convexity`` Δ makes the loss of a record Δ-strongly convex by a public term Δ|θ|²/2, whose
+gradient needs no noise. |C| is the diameter. The method is sequential, about 0.2 ms an iteration, so it suits
+n in the hundreds; it yields a `Step` every n iterations.
 
 >>> import numpy as np
 >>> import farthing as ft
@@ -113,7 +114,7 @@ def sgd1(
     problem : Problem
         The loss and the public numbers of the table.
     lipschitz : float, optional
-        L, at which gradients are clipped; by default from the loss and the longest row.
+        L, the clipping norm of gradients; by default from the loss and the largest row norm.
     radius : float, default 1.0
         The radius of C, the ball that steps are projected onto.
     convexity : float, default 0.0
@@ -121,13 +122,13 @@ def sgd1(
     exact : bool, default False
         Whether to take the least noise that all budgets allow, in place of (3).
     noise_multiplier : float, optional
-        σ/(nL), in place of both.
+        σ/(nL), in place of the noise of (3) and of ``exact``.
     lr : callable, optional
         η(t), in place of (4) or 1/(Δ n t).
     seen : bool, default False
-        Whether every budget must hold even against an observer who knows the records that were drawn.
+        Whether every budget must hold even against an observer who knows which records were drawn.
     start : array_like, optional
-        θ₀, which must be public; the centre of C by default.
+        θ₀, which must be public; by default the centre of C.
 
     Returns
     -------
@@ -137,7 +138,7 @@ def sgd1(
     Raises
     ------
     BudgetSpent
-        Before the first iteration, where a party cannot afford its part of them.
+        Before the first iteration, if a party cannot afford its part of the iterations.
 
     Notes
     -----
@@ -170,7 +171,7 @@ def sgd1(
 def _invitation(
     clients: SequentialClients, clip: float, exact: bool, noise: float | None, seen: bool
 ) -> Invitation:
-    """Return the invitation with one noise for all: the one given, (3)'s, or the least that all afford."""
+    """Return the invitation with one noise for all parties: given, by (3), or the least that all afford."""
     n, local = int(clients.records.sum()), Invitation(clip, _ONE, seen=seen)
     failure = _SET_ASIDE * min(budget.delta for budget in clients.budgets) / len(clients)
     kinds = {
@@ -217,10 +218,10 @@ class Guarantees(NamedTuple):
 def sgd1_guarantees(
     sizes: Sequence[int], noise: float, delta: float, *, of: int = 0, held: int = 0
 ) -> Guarantees:
-    """Return the guarantees of a record of party ``of``, if B draws fairly, whatever its ledger charged.
+    """Return the guarantees of a record of party ``of``, if B draws fairly, independently of its ledger.
 
-    ``sizes`` are all parties' numbers of records, ``noise`` is σ/(nL). ``held`` is the number of records of
-    the party that observes as *anyone*; 0 is an observer without records.
+    ``sizes`` are all parties' numbers of records and ``noise`` is σ/(nL). ``held`` is the number of records
+    that the observer *anyone* holds itself.
     """
     if not sizes or not 0 <= of < len(sizes):
         raise InvalidValue(f"of must name one of {len(sizes)} parties, got {of!r}")
@@ -251,8 +252,8 @@ def sgd1_published(clients: Clients, noise: float, client: int, rounds: int) -> 
 
 
 def _turns(n: int, mine: int, step: GaussianEvent, delta: float) -> float:
-    """Return ε with E δ_T(ε) <= δ over T ~ Bin(n², mine/n): T in blocks, each counted as its largest."""
-    if mine in (1, n):  # every turn draws it, or every iteration is a turn
+    """Return ε with E δ_T(ε) <= δ over T ~ Bin(n², mine/n), with T rounded up to the end of its block."""
+    if mine in (1, n):  # every turn draws the record, or every iteration is a turn
         event = OneRecord(n).amplify(step, Observer.COORDINATOR if mine == 1 else Observer.SERVER)
         return pld.epsilon(RepeatedEvent(event, n * n), delta, _REPLACED)
     rate, event = mine / n, OneRecord(mine).amplify(step)

@@ -4,32 +4,33 @@
 party i sends G = Σ ∇l(θ; d) + b over its own records, b ~ N(0, σ²)^p [3], and B moves to
 θ = Π(θ - η(k) Σ G) and broadcasts it [4].
 
-The write-up leaves σ open. T Gaussian answers of sensitivity Δ are together μ-GDP with μ = Δ√T/σ, exactly, so
+The write-up leaves σ open. T Gaussian answers of sensitivity Δ compose exactly to μ-GDP with μ = Δ√T/σ, so
 
     σ = Δ √T / μ(ε, δ),   Δ = L, or 2L where a record is replaced,
 
-is the least that is (ε, δ)-DP (Dong, Roth & Su 2022, Cor. 3.3; Balle & Wang 2018, Thm. 8). Where a party is
-protected as a whole (`Budget.unit`), Δ is n_i L or 2 n_i L. Each party has its own budget, size and noise.
-What a record does to other parties' messages is post-processing of its own party's, so the guarantee rests on
-that party's σ and books alone, against a server that sees every message. (With a ``trust`` other than the
-write-up's, σ is that of the sum, for the party with the least budget, against who sees no more than sums, or
-than what an aggregator releases.) Who takes part and with how many
-records is public; under add-remove a party "gone" is one without records, whose messages are noise. At ε = 1,
-δ = 1e-6, T = 100: σ = 42.25 Δ. The recipe of the proof of Theorem 3 (each round (ε/√(T ln 1/δ), δ/T) by the
-classic Gaussian: `sgd2_published_noise`) takes 227 Δ, with which the true ε is 0.165.
+is the least that is (ε, δ)-DP (Dong, Roth & Su 2022, Cor. 3.3; Balle & Wang 2018, Thm. 8). If a party is
+protected as a whole (`Budget.unit`), Δ is n_i L or 2 n_i L. Each party has its own budget, size and noise. A
+record influences other parties' messages only by post-processing of its own party's messages, so the
+guarantee depends on that party's σ and ledger alone, against a server that sees every message. (With another
+``trust`` than the write-up's, σ is the noise of the sum, for the party with the least budget, against an
+observer of sums, or of an aggregator's releases.) The parties and their numbers of records are public; under
+add-remove, the neighbour of a party is the party without records, whose messages are noise. At ε = 1, δ =
+1e-6, T = 100: σ = 42.25 Δ. The recipe of the proof of Theorem 3 (each round (ε/√(T ln 1/δ), δ/T) by the
+classic Gaussian mechanism: `sgd2_published_noise`) takes 227 Δ, for which the true ε is 0.165.
 
-Steps are SGD1's, in the mean of the n records that came, so that n cancels: η(k) n = |C|/√(k (L² + p s²)),
-s being the noise on a coordinate of the mean, or 1/(Δ k) where l is Δ-strongly convex (``convexity``; made so
-by a public Δ|θ|²/2, whose gradient needs no noise), or ``lr``. |C| is the diameter.
+Steps are those of SGD1 for the mean over the n records of the round, so that n cancels:
+η(k) n = |C|/√(k (L² + p s²)), where s is the noise on a coordinate of the mean, or 1/(Δ k) if l is Δ-strongly
+convex (``convexity`` adds a public term Δ|θ|²/2, whose gradient needs no noise), or ``lr``. |C| is the
+diameter.
 
-T need not be known: with ``noise_multiplier`` (σ/L) given every party stays as long as its own budget affords
-it, and the sum goes on without those who left; otherwise each takes the σ with which ``rounds`` spend its
-budget. Where this differs from the write-up: θ goes with the next question to the parties that still take
-part, instead of to all as soon as it is made, and B returns the last one without sending it (every θ is a
-function of the G's that B has seen, so no party learns more); gradients are clipped to L, which is not
-trusted to be a Lipschitz constant; and θ₀ is the centre of C, a ball, or given, instead of drawn. The
+T need not be known: with a given ``noise_multiplier`` (σ/L) every party stays as long as its own budget
+allows, and the sum continues without parties that left; otherwise each party takes the σ with which
+``rounds`` rounds spend its budget. Deviations from the write-up: θ is sent with the next question to the
+parties that still take part, instead of to all at once, and B returns the last θ without sending it (every θ
+is a function of the G's that B has seen, so no party learns more); gradients are clipped to L, which is not
+trusted to be a Lipschitz constant; and C is a ball, with θ₀ its centre or given, instead of drawn. The
 write-up names no C: a radius of 10 did better than 2 or 5 in single runs on Adult, with 2 and 10 parties at ε
-from 0.1, with 390 at ε from 0.5.
+from 0.1, and with 390 at ε from 0.5.
 
 >>> import numpy as np
 >>> from farthing.budget import Budget
@@ -81,7 +82,7 @@ def sgd2(
     survivors: int | None = None,
     exact: bool = True,
 ) -> Iterator[Step]:
-    """Train by SGD2: every party sends the noisy gradient of all its records, while any can afford it.
+    """Train by SGD2: every party sends the noisy gradient of all its records, until budgets are spent.
 
     Parameters
     ----------
@@ -90,11 +91,11 @@ def sgd2(
     problem : Problem
         The loss and the public numbers of the table.
     rounds : int, default 100
-        T, the rounds that noise is chosen for.
+        T, the number of rounds for which the noise is calibrated.
     noise_multiplier : float, optional
         σ/L, in place of the least noise for ``rounds``.
     lipschitz : float, optional
-        L, at which gradients are clipped; by default from the loss and the longest row.
+        L, the clipping norm of gradients; by default from the loss and the largest row norm.
     radius : float, default 10.0
         The radius of C, the ball that steps are projected onto.
     convexity : float, default 0.0
@@ -102,21 +103,21 @@ def sgd2(
     lr : callable, optional
         η(k), which multiplies the plain sum.
     start : array_like, optional
-        θ₀, which must be public; the centre of C by default.
+        θ₀, which must be public; by default the centre of C.
     weights : Weights, default "records"
-        How uploads are added up: the write-up's plain sum, or by their precision.
+        The weights of uploads: "records" is the write-up's plain sum.
     trust : Trust, default "local"
-        Who adds the noise.
+        The party that adds the noise.
     survivors : int, optional
-        The least number of honest parties of a round under distributed trust; all by default.
+        The least number of honest parties in a round under distributed trust; by default all parties.
     exact : bool, default True
-        False takes the noise of `sgd2_published_noise`, the largest of all parties, and ends after
+        If False, use the noise of `sgd2_published_noise`, the largest of all parties, and end after
         ``rounds``.
 
     Returns
     -------
     Iterator of Step
-        A step a round.
+        One step per round.
 
     Notes
     -----
@@ -148,23 +149,23 @@ def sgd2(
 
 
 def sgd2_noise(budget: Budget, rounds: int, lipschitz: float = 1.0, records: int = 1) -> float:
-    """Return σ with which ``rounds`` rounds spend the budget of a party with so many ``records``."""
+    """Return σ with which ``rounds`` rounds spend the budget of a party with ``records`` records."""
     one = gaussian.noise(budget.epsilon, budget.delta)
     sensitivity = _sensitivity(budget, lipschitz, records)
     return sensitivity * math.sqrt(validate.count(rounds=rounds)) * one * (1 + 1e-15)
 
 
 def sgd2_published_noise(budget: Budget, rounds: int, lipschitz: float = 1.0, records: int = 1) -> float:
-    """Return σ of the proof of Theorem 3: a round is (ε/√(T ln 1/δ), δ/T)-DP by the classic Gaussian.
+    """Return σ of the proof of Theorem 3: a round is (ε/√(T ln 1/δ), δ/T)-DP by the classic Gaussian bound.
 
     >>> round(sgd2_published_noise(Budget(1.0, 1e-6), rounds=100), 2)
     226.97
     """
     rounds, delta = validate.count(rounds=rounds), validate.probability(delta=budget.delta)
-    most = math.sqrt(rounds * math.log(1 / delta))  # for which Lemma 2 holds: ε < 1 a round
+    most = math.sqrt(rounds * math.log(1 / delta))  # Lemma 2 needs ε < 1 in each round
     if not budget.epsilon < most:
         raise InvalidValue(
-            f"epsilon must be below {most:.4g} for SGD2's noise, got {budget.epsilon!r}: take the least noise"
+            f"epsilon must be below {most:.4g} for SGD2's noise, got {budget.epsilon!r}: use exact noise"
         )
     each = budget.epsilon / most
     return _sensitivity(budget, lipschitz, records) * gaussian.classic_noise(each, delta / rounds)

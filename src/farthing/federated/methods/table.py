@@ -57,7 +57,7 @@ def _check_draw(**value: str) -> None:
 
 
 def _accountants() -> dict[str, dict[str, Any]]:
-    """Return A-DDP's accountants; a tight one also chooses the noise, whose rounds are cheaper then."""
+    """Return A-DDP's accountants; the tight one also calibrates the noise, for more and cheaper rounds."""
     return {
         "sampling": {},
         "advanced": {"accountant": "advanced"},
@@ -207,7 +207,7 @@ PROXIMAL = Option(
 
 
 def _shrunk_rows(clients: Any, problem: Any, *, trust: Any, survivors: int | None) -> Any:
-    """Return the map of rows that shrinks them to norm 1."""
+    """Return the feature map that shrinks rows to norm 1."""
     return problem.rows()
 
 
@@ -224,7 +224,7 @@ METHODS: dict[str, Method] = {
         Method(
             name="federated-descent",
             algorithm=_late("federated_descent", "federated_descent"),
-            summary="the default: whole local gradients, momentum, every number from a public rule",
+            summary="the default: whole local gradients, momentum, all parameters from public numbers",
             rounds="100",
             trusts=TRUSTS,
             features=_late("federated_descent", "learnt_in"),
@@ -332,7 +332,7 @@ METHODS: dict[str, Method] = {
 
 
 def named(method: Method | str, among: Iterable[Method] | None = None, option: str = "--method") -> Method:
-    """Return a record, or the record of this name; an unknown name is refused with a list of all names."""
+    """Return the method, or the method of this name; reject an unknown name with a list of all names."""
     if isinstance(method, Method):
         return method
     known = {one.name: one for one in (METHODS.values() if among is None else among)}
