@@ -119,7 +119,7 @@ def test_every_name_of_train_and_simulate_is_known():
 def test_every_method_is_named_once_and_none_is_unsound():
     assert len(methods.names()) >= 25
     assert not set(methods.names()) & set(methods.published())
-    with pytest.raises(ft.FarthingError, match="METHOD must be one of"):
+    with pytest.raises(ft.FarthingError, match="there is no method 'nothing': METHOD must be one of"):
         methods.attack("nothing")
 
 

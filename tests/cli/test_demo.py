@@ -1,5 +1,6 @@
 """``make demo``, in small: what it prints and what it leaves behind."""
 
+import hashlib
 import os
 import re
 from pathlib import Path
@@ -46,6 +47,9 @@ def test_what_it_prints_and_leaves_behind(small, capsys):
     names = {file.name for file in folder.iterdir()}
     assert {"report.html", "model.npz", "privacy.json", "adult.ledger", "adult.ledger.head"} <= names
     assert verification(folder / "adult.ledger")["ok"]
+    model_hash = hashlib.sha256((folder / "model.npz").read_bytes()).hexdigest()
+    assert model_hash in (folder / "privacy.json").read_text()
+    assert model_hash in (folder / "report.html").read_text()
     assert len(list(Model.load(folder).predictions("adult"))) == 16281
     tree = ElementTree.parse(folder / "report.html").getroot()
     titles = [figure.find("figcaption/h3").text for figure in tree.iter("figure")]

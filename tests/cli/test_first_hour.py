@@ -56,6 +56,25 @@ def test_a_wrong_file_of_options_is_one_sentence(run: Any, text: str | None, sai
     assert said in done.err
 
 
+def test_full_standard_output_is_one_sentence(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("farthing.cli.doctor_command.emit_json", full)
+    done = run("doctor", "--json")
+    assert (done.code, done.err) == (
+        1,
+        "farthing: the result could not be written: No space left on device\n",
+    )
+
+
+def test_a_whole_number_beside_a_prediction_has_no_decimal_point(run: Any) -> None:
+    run("sample")
+    assert run("train", "people.csv", "--schema", "people.json", *SPEND, "--out", "fit").code == 0
+    first = Path("people.csv").read_text().splitlines()[1].split(",")[0]
+    assert run("predict", "fit", "people.csv", "--id", "age").out.splitlines()[1].startswith(f"{first},")
+
+
 def test_a_training_begins_where_a_full_disk_left_an_empty_ledger(run: Any) -> None:
     run("sample")
     Path("fit").mkdir()

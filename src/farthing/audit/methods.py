@@ -476,7 +476,8 @@ def attack(
     if target is None:
         known = [*dict.fromkeys([*ATTACKED_AS, *names(), *published()])]
         hint = validate.did_you_mean(name, known)
-        raise InvalidValue(f"METHOD must be one of {', '.join(known)}; got {name!r}{hint}")
+        listed = "" if hint else f": METHOD must be one of {', '.join(known)}"
+        raise InvalidValue(f"there is no method {name!r}{hint}{listed}")
     validate.positive(effort=scale), validate.probability(confidence=confidence)
     each = 1 - (1 - confidence) / 2
     found = target.verdicts(scale, each, Stream() if stream is None else stream, tick)

@@ -123,7 +123,7 @@ def calibrate(
         return _report_menu(plans, Budget(epsilon, delta, adjacency), as_json)
     if (steps is None) == (noise_multiplier is None):
         both = f"--steps {steps} and --noise-multiplier {noise_multiplier}"
-        given = "neither" if steps is None else both
+        given = "none" if steps is None else both
         raise InvalidValue(
             f"give one of --steps (to find noise), --noise-multiplier (to find steps) and --menu, got {given}"
         )

@@ -107,7 +107,6 @@ def main() -> None:
             federated=federated,
             audit=found,
             verified=checked(ledger),
-            declared=Declared.of(outputs.declared(adult.schema, adult.schema)),
         )
         files = written(folder, adult, subject, first)
     print(f"\nIn {time.perf_counter() - began:.0f} seconds. Open the report in a browser:")
@@ -227,10 +226,12 @@ def written(folder: Path, adult: Dataset, subject: Subject, first: Trained) -> l
         "features": adult.X.shape[1],
         "public": outputs.declared(adult.schema, adult.schema),
     }
-    privacy = json.dumps(told, allow_nan=False, indent=1)
-    model = Model(adult.schema, *first.weights)
+    model = Model(adult.schema, *first.weights).to_bytes(json.dumps(told, allow_nan=False))
     files = [folder / name for name in ("report.html", "model.npz", "privacy.json")]
-    contents = page(subject).encode(), model.to_bytes(privacy), (privacy + "\n").encode()
+    told |= {"model": str(files[1]), "sha256": {"model": outputs.sha256(model)}}
+    subject = replace(subject, declared=Declared.of(told["public"], told))
+    privacy = json.dumps(told, allow_nan=False, indent=1) + "\n"
+    contents = page(subject).encode(), model, privacy.encode()
     for file, content in zip(files, contents, strict=True):
         write(file, content)
     return files

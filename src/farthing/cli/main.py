@@ -7,6 +7,7 @@ interrupted.
 Everything heavy is imported inside the commands, so that ``farthing --help`` answers at once.
 """
 
+import errno
 import io
 import os
 import re
@@ -78,21 +79,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     except _WrongUsage as error:
         said = error.format_message()  # type: ignore[attr-defined]
         said = re.sub(r"( Did you mean [^?]*\?)\1", r"\1", said)  # typer and click both hint
-        context = getattr(error, "ctx", None)
-        return say(f"{said} See '{context.command_path} --help'." if context else said, WRONG)
+        return say(_wrong_usage(said, error), WRONG)
     except (InvalidValue, Unsupported) as error:
         return say(str(error), WRONG)
     except BudgetSpent as error:
         return say(str(error), SPENT)
     except FarthingError as error:
         return say(str(error), FAILED)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            return _failed(error)
+        return say(f"the result could not be written: {error.strerror}", FAILED)
     except ArithmeticError:
         return say("these values are too large or too small to compute with", WRONG)
     except Exception as error:  # a mistake of ours or of another library: its text may quote a record
-        if os.environ.get("FARTHING_DEBUG"):
-            raise
-        return say(_unexpected(error), FAILED)
+        return _failed(error)
     return code or 0
+
+
+def _failed(error: Exception) -> int:
+    """Say where an unexpected error happened; with FARTHING_DEBUG, raise it."""
+    if os.environ.get("FARTHING_DEBUG"):
+        raise error
+    return say(_unexpected(error), FAILED)
+
+
+def _wrong_usage(said: str, error: Exception) -> str:
+    """Return the sentence for wrong usage, with a hint at the one option that a shortened name begins."""
+    context = getattr(error, "ctx", None)
+    if context is None:
+        return said
+    typed, known = getattr(error, "option_name", None), list[str]()
+    if typed and "Did you mean" not in said:
+        known = [name for one in context.command.params for name in one.opts if name.startswith(f"{typed}-")]
+    hint = f" Did you mean {known[0]!r}?" if len(known) == 1 else ""
+    return f"{said}{'' if said[-1] in '.?' else '.'}{hint} See '{context.command_path} --help'."
 
 
 def _warned(message: Warning | str, *_: Any) -> None:

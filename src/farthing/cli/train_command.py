@@ -397,6 +397,8 @@ def predict(
             also=identity,
         )
     )
+    if identity is not None:
+        found = [(_as_typed(cell), *others) for cell, *others in found]
     names = trained.columns(proba, identity)
     if as_json:
         text = json.dumps(_as_fields(trained.schema.target.name, names, found), default=str) + "\n"
@@ -411,6 +413,11 @@ def predict(
         model_file.write(out, text.encode())
         say(f"{len(found):,} predictions are written to {out}")
     return 0
+
+
+def _as_typed(cell: Any) -> Any:
+    """Return a whole number without a decimal point, as identifiers are written; other cells unchanged."""
+    return int(cell) if isinstance(cell, float) and cell.is_integer() else cell
 
 
 def _as_fields(target: str, names: list[str], rows: list[tuple[Any, ...]]) -> dict[str, Any]:

@@ -255,7 +255,8 @@ def _prepared(job: TrainingJob) -> tuple[Estimator, SolverMethod, StepRecorder, 
     known = kind.methods
     private = sorted(name for name, method in known.items() if method.private)
     if job.method not in private:  # a fit without privacy is a baseline, and for Python only
-        validate.one_of(private, **{"--method": job.method})
+        of_model = f" of --model {job.model}" if job.model else ""
+        validate.one_of(private, **{f"--method{of_model}": job.method})
     if job.delta == 0 and known[job.method].filter is not BasicFilter:
         pure = [f"; --method {name} allows 0" for name in PURE if name in known]
         raise InvalidValue(
