@@ -257,6 +257,16 @@ def test_no_number_of_labels_out_of_range_is_refused_and_the_sum_is_that_of_the_
             assert torch.equal(total, found.bounded_sum(rest, None, ClipNorm(9.0)))
 
 
+def test_the_range_of_labels_is_logged_whatever_the_labels_are(caplog):
+    for targets in (LABELLED[1], torch.full_like(LABELLED[1], 7)):
+        caplog.clear()
+        with caplog.at_level("INFO", "farthing.torch"):
+            Examples((LABELLED[0], targets)).within(2)
+        assert caplog.messages == [
+            "the model has 2 outputs: records whose target is not 0 to 1 count as zero"
+        ]
+
+
 def test_a_training_with_one_label_out_of_range_runs():
     data = with_label(99)
     how = {"epsilon": 1.0, "delta": 1e-5, "sampling_rate": 0.5, "steps": 2}

@@ -19,6 +19,7 @@ one with more the first count. Who comes or goes changes nothing for the others.
 """
 
 import copy
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,6 +39,7 @@ from farthing.queries.arrays import attempt, column
 from farthing.queries.samplers import Indices
 from farthing.torch.training.collating import Collate, Reader
 
+log = logging.getLogger("farthing.torch")
 Integers = NDArray[np.int64]
 PhysicalBatch = tuple[Any, Any, Tensor | None]
 
@@ -167,6 +169,11 @@ class Examples:
         """
         limited = copy.copy(self)
         limited._targets = classes, others
+        log.info(
+            "the model has %d outputs: records whose target is not 0 to %d count as zero",
+            classes,
+            classes - 1,
+        )
         if self.tensors is not None:
             fit = limited._fit(self.tensors[-1]).cpu().numpy()
             if self._places is None:
