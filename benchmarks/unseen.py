@@ -292,7 +292,7 @@ def by_turns(steps: dict[str, Step], seconds: float, device: torch.device) -> di
 
 def shown(row: dict[str, Any]) -> str:
     mark = "*" if row["held_out"] else " "
-    text = f"{row['model']:13}{mark}{row['precision']:8} ordinary {row.get('ordinary', 0):9.2f} ms"
+    text = f"{row['model']:22}{mark}{row['precision']:8} ordinary {row.get('ordinary', 0):9.2f} ms"
     for method in ("farthing", "hooks", "ghost"):
         if f"{method} ratio" in row:
             text += f"  {method} {row[f'{method} ratio']:.2f} ({row[f'{method} quickest']:.2f})"
@@ -339,7 +339,7 @@ def right(name: str, case: Case, precision: str, device: torch.device) -> str:
         got = [gradient.bounded_sum(OneBatch(x, y), None, ClipNorm(clip)) for _ in range(4)]
     errors = [float((one - expected).norm() / expected.norm()) for one in got]
     most = {"float32": 1e-5, "tf32": 0.05, "bf16": 0.05}[precision]
-    return f"{name:13} {precision:8} {'right' if max(errors) < most else 'WRONG'} {max(errors):.1e}"
+    return f"{name:22} {precision:8} {'right' if max(errors) < most else 'WRONG'} {max(errors):.1e}"
 
 
 def main() -> None:

@@ -1,5 +1,7 @@
 """Fourteen models in plain torch, as other people write them, for `benchmarks.unseen`.
 
+Two of them are there again with activation checkpoints.
+
 `HELD_OUT` are not looked at while speed or memory is worked on: no profile of them is made, and no choice
 is made by them. They show whether what was learnt on the other ten holds elsewhere.
 """
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 HELD_OUT = ("gru", "unet", "efficientnet", "mixer")
 
@@ -371,7 +374,10 @@ class LlamaBlock(nn.Module):
 
 
 class Llama(nn.Module):
-    """A model of the shape of Llama; ``rank`` above 0 trains LoRA on all seven projections of a block."""
+    """A model of the shape of Llama; ``rank`` above 0 trains LoRA on all seven projections of a block.
+
+    ``checkpoints``: each block is computed again in the backward pass.
+    """
 
     def __init__(
         self,
@@ -382,8 +388,10 @@ class Llama(nn.Module):
         inner: int = 5632,
         words: int = 32000,
         rank: int = 0,
+        checkpoints: bool = False,
     ) -> None:
         super().__init__()
+        self.checkpoints = checkpoints
         self.words, self.each = nn.Embedding(words, width), width // heads
         self.blocks = nn.ModuleList(LlamaBlock(width, heads, groups, inner) for _ in range(depth))
         self.norm, self.head = nn.RMSNorm(width, eps=1e-5), nn.Linear(width, words, bias=False)
@@ -399,7 +407,11 @@ class Llama(nn.Module):
         angles = torch.arange(x.shape[1], device=x.device)[:, None] * torch.cat([rates, rates])
         cos, sin = angles.cos(), angles.sin()
         for block in self.blocks:
-            h = block(h, cos, sin)
+            h = (
+                checkpoint(block, h, cos, sin, use_reentrant=False)
+                if self.checkpoints
+                else block(h, cos, sin)
+            )
         out: Tensor = self.head(self.norm(h))
         return out
 
@@ -506,6 +518,10 @@ LARGE: dict[str, Case] = {
     "bert_lora": text(Bert, 128, 64, 30522, classes=2, adam=True),
     "llama_lora": text(lambda: Llama(rank=16), 512, 8, 32000, classes=32000, **LM),
     "llama_full": text(Llama, 512, 8, 32000, classes=32000, **LM),
+    "llama_lora_checkpoints": text(
+        lambda: Llama(rank=16, checkpoints=True), 512, 8, 32000, classes=32000, **LM
+    ),
+    "llama_full_checkpoints": text(lambda: Llama(checkpoints=True), 512, 8, 32000, classes=32000, **LM),
     "lstm": text(lambda: Recurrent(nn.LSTM, 5000, 128, 256), 256, 256, 5000, classes=2),
     "gru": text(lambda: Recurrent(nn.GRU, 5000, 128, 256, 2), 128, 256, 5000, classes=2),
     "unet": Case(UNet, (3, 64, 64), 64, loss=pixels, classes=4),
@@ -523,6 +539,12 @@ SMALL: dict[str, Case] = {
     "bert_lora": text(lambda: Bert(128, 4, 4, 1000, 64), 64, 32, 1000, classes=2, adam=True),
     "llama_lora": text(lambda: Llama(128, 4, 4, 2, 352, 1000, 8), 64, 16, 1000, classes=1000, **LM),
     "llama_full": text(lambda: Llama(128, 4, 4, 2, 352, 1000), 64, 16, 1000, classes=1000, **LM),
+    "llama_lora_checkpoints": text(
+        lambda: Llama(128, 4, 4, 2, 352, 1000, 8, True), 64, 16, 1000, classes=1000, **LM
+    ),
+    "llama_full_checkpoints": text(
+        lambda: Llama(128, 4, 4, 2, 352, 1000, checkpoints=True), 64, 16, 1000, classes=1000, **LM
+    ),
     "lstm": text(lambda: Recurrent(nn.LSTM, 500, 64, 64), 64, 64, 500, classes=2),
     "gru": text(lambda: Recurrent(nn.GRU, 500, 64, 64, 2), 32, 64, 500, classes=2),
     "unet": Case(lambda: UNet((8, 16, 32)), (3, 32, 32), 16, loss=pixels, classes=4),

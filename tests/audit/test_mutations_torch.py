@@ -89,7 +89,7 @@ BUGS = [
     (network_laws.attributes, leftovers, "_noted", tensors_are_left),
     (network_laws.collating, collating.Reader, "read", the_whole_batch_is_collated),
     (network_laws.collating, collating.Reader, "_refuse_padding", nothing),
-    (network_laws.refusals, plan, "target_range", nothing),
+    (network_laws.labels, plan, "target_range", nothing),
     (network_laws.refusals, optim, "rehearse", nothing),
     (network_laws.refusals, runs, "one_by_one", nothing),
     (network_laws.refusals, randomness, "_CASES", no_size),

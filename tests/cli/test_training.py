@@ -133,7 +133,7 @@ def test_models_with_shapes_refuse_what_only_linear_ones_have(job: TrainingJob, 
         train(replace(job, model=kind, formats=("skops",)))
     with pytest.raises(Unsupported, match="--budget-column needs a linear model"):
         train(replace(job, model=kind, epsilon=None, budget_column="age"))
-    with pytest.raises(InvalidValue, match="--method must be one of"):
+    with pytest.raises(InvalidValue, match=f"--method of --model {kind} must be one of"):
         train(replace(job, model=kind, method="dpagd"))
     with pytest.raises(InvalidValue, match="--delta must be above 0"):
         train(replace(job, model=kind, delta=0.0))

@@ -37,7 +37,7 @@ from farthing.queries.bounds import ClipNorm
 from farthing.queries.samplers import Everyone, Poisson
 from farthing.torch.checks import overlap
 from farthing.torch.gradients.bookkeeping import Gradient
-from farthing.torch.training import distributed
+from farthing.torch.training import distributed, plan
 from farthing.torch.training.collating import Padded
 from farthing.torch.training.loop import train
 from farthing.torch.training.records import Examples
@@ -133,12 +133,9 @@ def collating() -> list[str]:
 def refusals() -> list[str]:
     """Check that inputs which would fail or leak later are refused before any charge."""
     model, ledger = nn.Linear(4, 2), Ledger(Budget(2.0, 1e-5))
-    labels = _LABELS.clone()
-    labels[:10] = 77  # many: one alone counts as nothing
     sgd = torch.optim.SGD(model.parameters(), 0.1)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(sgd)
     cases: dict[str, dict[str, Any]] = {
-        "labels out of range": {"data": (_ROWS, labels)},
         "LBFGS": {"optimizer": torch.optim.LBFGS(model.parameters())},
         "ReduceLROnPlateau": {"optimizer": sgd, "scheduler": plateau},
         "an augment that mixes": {"augment": lambda x: x - x.mean(0)},
@@ -150,6 +147,24 @@ def refusals() -> list[str]:
         if not _refused(model, ledger=ledger, **options)
     ]
     return told + (["a refusal was charged for"] if ledger.share else [])
+
+
+def labels() -> list[str]:
+    """Check that records whose labels are no classes count as zero, however many there are."""
+    told, gradient, bound = [], Gradient(nn.Linear(4, 2), _LOSS), ClipNorm(0.1)
+    for wrong in (1, 10, 20):
+        targets = _LABELS.clone()
+        targets[:wrong] = 77
+        rest = gradient.bounded_sum(Examples((_ROWS, _LABELS)).take(np.arange(wrong, 20)), None, bound)
+        try:
+            found = plan.checked(gradient, Examples((_ROWS, targets)))
+            whole = gradient.bounded_sum(found.take(slice(None)), None, bound)
+        except Exception as error:
+            told.append(f"{wrong} labels out of range raise {type(error).__name__}")
+            continue
+        if not torch.allclose(whole, rest, atol=1e-4):
+            told.append(f"{wrong} labels out of range move the sum")
+    return told
 
 
 def ranks() -> list[str]:
@@ -180,7 +195,7 @@ def scores() -> list[str]:
 
 def brought() -> list[str]:
     """Run all checks of models and datasets."""
-    return leaves() + attributes() + collating() + refusals() + ranks() + scores()
+    return leaves() + attributes() + collating() + refusals() + labels() + ranks() + scores()
 
 
 def _examples(rows: Tensor) -> Examples:

@@ -211,15 +211,15 @@ def test_users_and_parties_are_drawn_by_dp_fedavg():
 
 def test_what_is_clipped_must_be_what_the_records_and_budgets_are():
     grouped, records = simulated(1.0, 1.0, 1.0, users=True), simulated(1.0, 1.0, 1.0)
-    with pytest.raises(Unsupported, match="clipped by user, the invitation is for clips by record"):
+    with pytest.raises(Unsupported, match="clipped per user, but the invitation clips per record"):
         grouped.invite(Invitation(1.0, rounds=2))
     with pytest.raises(Unsupported, match="protects a party, the budget is for a record"):
         Invitation(1.0, rounds=2, clipped="party").terms(ft.Budget(1.0, 1e-6, observer="server"), 1)
     alone = Simulated.split(Examples(DATA), clients=3, budgets=ft.Budget(1.0, 1e-6, unit="user"))
-    with pytest.raises(Unsupported, match="clipped by record, the invitation is for clips by user"):
+    with pytest.raises(Unsupported, match="clipped per record, but the invitation clips per user"):
         alone.invite(Invitation(1.0, rounds=2, clipped="user"))
     agents, _ = parties(1.0, 1.0, 1.0, users=True)
-    with pytest.raises(Unsupported, match="clipped by user"):
+    with pytest.raises(Unsupported, match="clipped per user"):
         agents.invite(Invitation(1.0, rounds=2))
     with pytest.raises(InvalidValue, match="counts as one record, got 3"):
         Invitation(1.0, clipped="party").terms(ft.Budget(1.0, 1e-6, unit="party", observer="server"), 3)
