@@ -17,8 +17,9 @@ from farthing.torch.gradients.convolution import Windows
 from farthing.torch.gradients.holdings import Holdings
 from farthing.torch.gradients.joint_terms import SumTerm
 from farthing.torch.gradients.layers import anything, rules_of
+from farthing.torch.gradients.outers import Lookup, Outer
 from farthing.torch.gradients.tape import Tape
-from farthing.torch.gradients.terms import Factor, Lookup, Outer, Route, RowTerms
+from farthing.torch.gradients.terms import Factor, Route, RowTerms
 from farthing.torch.kernels import positions
 
 

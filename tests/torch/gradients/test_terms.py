@@ -10,7 +10,8 @@ from torch import nn
 from farthing.torch.gradients import convolution
 from farthing.torch.gradients.convolution import Windows
 from farthing.torch.gradients.joint_terms import SumTerm
-from farthing.torch.gradients.terms import Factor, Lookup, Outer, Route, RowTerms, contracted
+from farthing.torch.gradients.outers import Lookup, Outer
+from farthing.torch.gradients.terms import Factor, Route, RowTerms, contracted
 from farthing.torch.kernels import blocks, positions, totals
 
 
@@ -152,7 +153,7 @@ def test_norms_of_rows_that_are_looked_up_again_are_those_of_their_sums(
     positions, width, kernels, monkeypatch
 ):
     if not kernels:
-        monkeypatch.setattr("farthing.torch.gradients.terms.compiled.available", lambda *_, **__: False)
+        monkeypatch.setattr("farthing.torch.gradients.outers.compiled.available", lambda *_, **__: False)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(6, (7, positions), generator=generator)
     v = torch.randn(7, positions, width, generator=generator)

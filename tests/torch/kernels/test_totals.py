@@ -13,7 +13,8 @@ from farthing.noise import native
 from farthing.queries.bounds import ClipCoordinates, ClipNorm
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.clipping import ClipLayers, plain_sum
-from farthing.torch.gradients.terms import Factor, Lookup
+from farthing.torch.gradients.outers import Lookup
+from farthing.torch.gradients.terms import Factor
 from farthing.torch.kernels import clamping, totals
 from farthing.torch.kernels import totals as products
 from farthing.torch.kernels.totals import SLACK, among, chain

@@ -305,9 +305,9 @@ def test_truncated_batches_spend_their_own_price():
 def test_truncated_batches_have_one_shape_and_blank_rows_weigh_nothing(rows, shape, hidden, monkeypatch):
     shapes, summed = set(), Gradient._sum_of
 
-    def watched(self, inputs, targets, weights, rule, room):
+    def watched(self, inputs, targets, weights, rule, room, onto=False):
         shapes.add((len(inputs), len(targets), len(weights) if weights is not None else None))
-        return summed(self, inputs, targets, weights, rule, room)
+        return summed(self, inputs, targets, weights, rule, room, onto)
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), hidden(4) if hidden is nn.LayerNorm else hidden(), nn.Linear(4, 2))
@@ -359,9 +359,9 @@ def test_truncated_batches_with_bands_spend_the_price_of_their_groups():
 def test_truncated_batches_in_turns_have_one_shape(bands, monkeypatch):
     shapes, summed = set(), Gradient._sum_of
 
-    def watched(self, inputs, targets, weights, rule, room):
+    def watched(self, inputs, targets, weights, rule, room, onto=False):
         shapes.add(len(inputs))
-        return summed(self, inputs, targets, weights, rule, room)
+        return summed(self, inputs, targets, weights, rule, room, onto)
 
     monkeypatch.setattr(Gradient, "_sum_of", watched)
     training = train(bands=bands, max_batch_size=75)

@@ -39,10 +39,11 @@ from farthing.torch.checks.leftovers import Wall, refuse_changes, values
 from farthing.torch.checks.probe import Range, Ranges, Source, calm, close, devices, form_of
 from farthing.torch.gradients.isolation import Isolation
 from farthing.torch.gradients.layout import Sketch, real
-from farthing.torch.gradients.tape import Loss, call, one
+from farthing.torch.gradients.tape import Loss, call, mapped, one
 
 T = TypeVar("T")
 
+_LATE = "the model makes parameters in its forward: call it once on public inputs, so that they are there"
 _EXAMPLES = 4
 _WIDE, _LARGE = 30.0, 1e4  # the size of made-up inputs
 
@@ -129,6 +130,33 @@ def _refuse_failing(company: Company, autocast: torch.dtype) -> None:
             f"the model runs in full precision, and not with autocast={autocast} ({brief(error)}): leave "
             "autocast out, or use torch.bfloat16"
         ) from error
+
+
+def both_passes(
+    model: nn.Module,
+    loss: Loss,
+    rows: Callable[..., Tensor],
+    source: Source,
+    alone: bool,
+    trained: int,
+    size: int,
+    seed: int,
+) -> Tensor:
+    """Run ``rows`` and the plain passes on made-up examples; return the losses, with their graph.
+
+    ``alone``: examples go through the model one by one; ``trained`` are the parameters that there were.
+    """
+    inputs, targets = source.batch(size, seed=seed)
+    with torch.random.fork_rng(devices(model)), torch.enable_grad():
+        rows(inputs, targets)
+        ones = [one(inputs, targets, n) for n in range(size)]
+        batches = ones if alone else [mapped((inputs, targets), torch.clone)]
+        found = torch.cat([loss(call(model, x), y) for x, y in batches])
+        if len(parameters := [p for p in model.parameters() if p.requires_grad]) > trained:
+            raise InvalidValue(_LATE)
+        if found.requires_grad:
+            torch.autograd.grad(found.sum(), parameters, allow_unused=True, retain_graph=True)
+    return found
 
 
 def verify_again(model: nn.Module, loss: Loss, source: Source, rows: Rows, sketch: Sketch) -> None:

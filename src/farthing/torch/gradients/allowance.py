@@ -60,9 +60,9 @@ class KeptRows:
 
 
 def planned(
-    uses: list[HeldBytes], terms: list[TermBytes], examples: float, parameters: int, device: str
+    uses: list[HeldBytes], terms: list[TermBytes], examples: float, sums: int, device: str
 ) -> KeptRows:
-    """Return what a batch of so many examples may keep, by the bytes of one.
+    """Return what a batch of so many examples may keep, by the bytes of one, and of ``sums`` of parts.
 
     >>> layers, rows = [HeldBytes(100, 100)] * 4, [TermBytes(n, n, 120, 100, 400) for n in range(4)]
     >>> planned(layers, rows, 10, 0, "cpu")
@@ -82,7 +82,7 @@ def planned(
         return KeptRows(one)
     work = examples * sum(use.own for use in uses) / max(1, sum(use.steps for use in uses))
     most = min(_PARTS, int(work / _MUCH.get(device, _MUCH["cuda"])), int(examples))
-    if 12 * parameters > _SMALL * examples * peak:
+    if sums > _SMALL * examples * peak:
         return KeptRows(one)
     for parts in range(2, most + 1):
         found = _kept(private, wanted, _MORE * peak * parts)
@@ -110,9 +110,15 @@ def _kept(private: list[float], wanted: list[TermBytes], limit: float) -> frozen
     return frozenset(found)
 
 
-def allowance(passes: Passes, source: Source, expected: float, factored: bool) -> KeptRows:
-    """Return what to keep in batches of ``expected`` examples, by a pass of a made-up batch of two."""
+def allowance(
+    passes: Passes, source: Source, expected: float, factored: bool, in_place: bool = False
+) -> KeptRows:
+    """Return what to keep in batches of ``expected`` examples, by a pass of a made-up batch of two.
+
+    ``in_place``: sums of parts are made one on top of the other.
+    """
     seen, uses, terms = list[Tape](), list[HeldBytes](), list[TermBytes]()
+    given = dict[int, Any]()  # what factors of terms lie in
 
     def begin(tape: Tape) -> None:
         seen.append(tape)
@@ -124,14 +130,19 @@ def allowance(passes: Passes, source: Source, expected: float, factored: bool) -
         if isinstance(term, Blocks):
             parts = {(slot, n): part for n, part in enumerate(term.terms)}
         for key, part in parts.items():
-            worth = part.worth(expected) * part.examples
-            terms.append(TermBytes(key, seen[0].at, part.bytes, part.made_of(), int(worth)))
+            worth, made = part.worth(expected) * part.examples, part.made_of()
+            for factor in part.factors():  # some layers take the same input, which is held once
+                storage = factor.untyped_storage()
+                made -= factor.nbytes if id(storage) in given else 0
+                given[id(storage)] = storage
+            terms.append(TermBytes(key, seen[0].at, part.bytes, made, int(worth)))
 
     saved = torch.autograd.graph.saved_tensors_hooks(_noted, lambda tensor: tensor)
     with torch.random.fork_rng(devices(passes.model)), saved:
         examples = passes.run(*source.batch(2), None, put, factored, begin)
     device = passes.plan.anchor.device.type
-    return planned(uses, terms, expected / examples, passes.layout.size, device)
+    sums = 0 if in_place else 12 * passes.layout.size
+    return planned(uses, terms, expected / examples, sums, device)
 
 
 def _noted(tensor: Tensor) -> Tensor:

@@ -20,12 +20,12 @@ from farthing.torch.checks import leftovers
 from farthing.torch.checks.independence import Mixed
 from farthing.torch.checks.leftovers import Wall
 from farthing.torch.checks.probe import Source, devices, plan_of, refuse_equal
-from farthing.torch.checks.selfcheck import refuse_known, verify, verify_again, verify_isolated
+from farthing.torch.checks.selfcheck import both_passes, refuse_known, verify, verify_again, verify_isolated
 from farthing.torch.gradients import clipping, isolation, tape
 from farthing.torch.gradients.allowance import allowance
 from farthing.torch.gradients.clipping import Automatic, ClipRule
 from farthing.torch.gradients.copies import Unmapped
-from farthing.torch.gradients.graphs import Graphs, Live, weakly
+from farthing.torch.gradients.graphs import HUGE, Graphs, Live, weakly
 from farthing.torch.gradients.isolation import Isolation
 from farthing.torch.gradients.joint_terms import SmallRows
 from farthing.torch.gradients.layers import most_positions, rules_of
@@ -46,7 +46,6 @@ _SMALL = 2**12  # numbers of a parameter that is measured and summed with other 
 
 ROUTES = ("auto", "fast", *Route, *Isolation)
 log = logging.getLogger("farthing.torch")
-_LATE = "the model makes parameters in its forward: call it once on public inputs, so that they are there"
 
 
 class Gradient:
@@ -158,6 +157,12 @@ class Gradient:
             ) from None
 
     @property
+    def _huge(self) -> bool:
+        """Whether a second sum in float64 would take too much memory."""
+        plain = self._stack is None and self.isolation is None
+        return plain and self._first.is_cuda and self.layout.size >= HUGE
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Return the shape of a gradient: one number a trained weight."""
         return (self.layout.size,)
@@ -181,29 +186,33 @@ class Gradient:
         if not self.checked.holds(self.model, self.loss):
             made_up = getattr(batch, "made_up", lambda: next(batch.physical_batches(1)))
             self._checked_publicly(*made_up())  # of which an empty batch has one, too
+        rows = self.most_rows() or len(batch)
+        few = self._huge and len(batch) <= totals.parts_in_place(len(batch)) * rows
         for (inputs, targets, weights), context in self._parts(batch):
-            if total is not None:
+            if total is not None and not few:
                 parts.put(total)
-            with context:
-                total = self._sum_of(inputs, targets, weights, rule, total)
+            with context, totals.in_place(self._huge):
+                total = self._sum_of(inputs, targets, weights, rule, total, few)
         return self._empty(rule).zero_() if total is None else parts.whole(total)
 
     def _sum_of(
-        self, inputs: Any, targets: Any, weights: Tensor | None, rule: ClipRule, room: Tensor | None
+        self, inputs: Any, targets: Any, weights: Any, rule: ClipRule, room: Tensor | None, onto: bool = False
     ) -> Tensor:
-        """Return the sum of one part: by a stack, by a graph, or in ``room``, if there is some."""
+        """Return the sum of one part: by a stack, by a graph, or in ``room``, ``onto`` what is there."""
         stack = self._stack
         if stack is not None and stack.fits(inputs, weights, rule):
             total = self._empty(rule) if room is None else room
             if stack.add(inputs, targets, self._losses, rule, total, True, weights):
                 return total
         elif self.isolation is None:
-            found = self._graphs.sum(inputs, targets, weights, rule)
+            found = self._graphs.sum(inputs, targets, weights, rule, room if onto else None)
             if found is not None:
                 return found
         if self.isolation is None:
             live = Live.of(rule, self.layout.size, self._first.device)
-            return self._add(inputs, targets, weights, rule, live, None if room is None else room.zero_())
+            return self._add(
+                inputs, targets, weights, rule, live, room if onto or room is None else room.zero_()
+            )
         rows = self.rows(inputs, targets, weights)
         present = None if weights is None else (weights > 0).view(len(weights), -1).any(1)
         return clipping.plain_sum(rows, rule, present)
@@ -340,7 +349,7 @@ class Gradient:
             self._passes, self.checked = passes, Makeup(self.model, self.loss)
             if passes is not None and self._memory is Memory.BALANCED:
                 given = min(self.expected_batch_size or _FEW, self.physical_batch_size or 2**30)
-                self._ways.allowance = allowance(passes, source, given, fused(device))
+                self._ways.allowance = allowance(passes, source, given, fused(device), self._huge)
             self._stack = self._stacked(source)
             wall.accept()
         self._wall = Wall(self.model, self.loss)
@@ -372,21 +381,8 @@ class Gradient:
 
     def _leftovers(self, rows: Callable[..., Tensor], source: Source) -> Callable[[], None]:
         """Return a check of what the model or the loss keeps of examples."""
-        return partial(leftovers.refuse, self.model, self.loss, partial(self._both, rows, source))
-
-    def _both(self, rows: Callable[..., Tensor], source: Source, size: int, seed: int) -> Tensor:
-        """Run ``rows`` and the plain passes on made-up examples; return the losses, with their graph."""
-        inputs, targets = source.batch(size, seed=seed)
-        with torch.random.fork_rng(devices(self.model)), torch.enable_grad():
-            rows(inputs, targets)
-            ones = [tape.one(inputs, targets, n) for n in range(size)]
-            batches = ones if self.isolation is not None else [tape.mapped((inputs, targets), torch.clone)]
-            losses = torch.cat([self.loss(tape.call(self.model, x), y) for x, y in batches])
-            if len(trained := [p for p in self.model.parameters() if p.requires_grad]) > len(self._spans):
-                raise InvalidValue(_LATE)
-            if losses.requires_grad:
-                torch.autograd.grad(losses.sum(), trained, allow_unused=True, retain_graph=True)
-        return losses
+        what, how = (self.model, self.loss), (self.isolation is not None, len(self._spans))
+        return partial(leftovers.refuse, *what, partial(both_passes, *what, rows, source, *how))
 
     def _stacked(self, source: Source) -> Stack | None:
         """Return the model as a plain stack, if it is one and gives the same on made-up examples."""

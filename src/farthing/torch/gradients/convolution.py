@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from farthing.torch.gradients.terms import Route, RowTerms, Term, contracted, norms, part_of, weighted, widely
+from farthing.torch.gradients.tiles import Tiles
 from farthing.torch.kernels import positions, totals
 from farthing.torch.kernels.positions import blanked, fused, where
 from farthing.torch.kernels.totals import exact
@@ -253,13 +254,15 @@ def _by_zeros(module: Any) -> bool:
 
 def windows(module: Any, delta: Tensor, x: Tensor, examples: int, factored: bool) -> Term:
     """Return the gradients of a convolution's weights, from its output's gradient and its input."""
-    if x.dtype is not delta.dtype:
+    if x.dtype is not delta.dtype or x.dtype is torch.float16:
         x, delta = x.float(), delta.float()
-    if factored and fused(x.device) and x.ndim <= 4 and 1 < module.groups == module.in_channels:
+    if factored and fused(x.device) and x.ndim <= 4:
+        x = x if _by_zeros(module) else padded(module, x)
+        if not 1 < module.groups == module.in_channels:
+            return Tiles.convolution(module, delta, x, examples, not _by_zeros(module))
         from farthing.torch.kernels import layer_sums
 
-        shape = layer_sums.ConvolutionShape(module, not _by_zeros(module))
-        rows = layer_sums.depthwise(shape, delta, x if _by_zeros(module) else padded(module, x))
+        rows = layer_sums.depthwise(layer_sums.ConvolutionShape(module, not _by_zeros(module)), delta, x)
         return RowTerms(rows.view(examples, -1, rows.shape[1]).sum(1))
     frame: tuple[int, ...] = ()
     if module.padding_mode == "zeros" and len(module.kernel_size) <= 2 and positions.available(x.device):

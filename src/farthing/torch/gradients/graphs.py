@@ -25,7 +25,7 @@ _STEP = 32  # rows: sizes of quick batches are rounded up to a multiple
 _QUICK = 0.01  # seconds
 _MOST = 32  # graphs; other sizes go without
 _SLOW = 2.0  # seconds: a batch that takes longer is not held up by launches, on any host
-_HUGE = 2**25  # coordinates from which a sum is lent where it lies, and not copied
+HUGE = 2**25  # coordinates from which a sum is lent where it lies, and not copied
 
 
 class Live(NamedTuple):
@@ -105,19 +105,20 @@ class BatchGraph:
         self.total = total
         self.graph: Any = None
 
-    def run(self) -> None:
-        """The sum of what the buffers hold."""
+    def run(self, anew: bool = True) -> None:
+        """The sum of what the buffers hold, ``anew`` or on top of what the total holds."""
+        if anew:
+            self.total.zero_()
         if self.graph is not None:
             self.graph.replay()
             return
-        self.total.zero_()
         self.add(self.inputs, self.targets, self.weights, self.room.rule, self.room.live, self.total, True)
 
     def capture(self, pool: Any, side: Any) -> None:
         """Records the sum on a stream beside; it must have run before, so that all it needs is there."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, stream=side):
-            self.run()
+            self.run(anew=False)
         self.graph = graph
 
 
@@ -132,11 +133,18 @@ class Graphs:
         self._pool: Any = None
         self._side: Any = None  # one for all: cuBLAS keeps a workspace for every stream that it has seen
         self._total: Tensor | None = None  # of all graphs: one runs after the other
-        self._lends = count >= _HUGE and _LONE > 0
+        self._lends = count >= HUGE and _LONE > 0
         self.wanted = torch.cuda.is_available()
 
-    def sum(self, inputs: Any, targets: Any, weights: Tensor | None, rule: ClipRule) -> Tensor | None:
-        """Return the sum of a batch by its graph; None where there is none.
+    def sum(
+        self,
+        inputs: Any,
+        targets: Any,
+        weights: Tensor | None,
+        rule: ClipRule,
+        onto: Tensor | None = None,
+    ) -> Tensor | None:
+        """Return the sum of a batch by its graph, on top of ``onto``; None where there is none.
 
         A huge sum stays where the graph made it, and the next batch has a graph if nobody holds it by then.
         """
@@ -151,6 +159,8 @@ class Graphs:
         key = size, *kind
         batch = self._batches.get(key)
         last = self._total if batch is None else batch.total
+        if onto is not None and (batch is None or onto is not last):
+            return None
         if last is not None and not alone(last):
             self._lends = False  # whoever keeps one sum beside the next gets copies from now on
             return None
@@ -159,7 +169,7 @@ class Graphs:
             if batch is None:
                 return None
         batch.room.fill(inputs, targets, weights, rule)
-        batch.run()
+        batch.run(anew=onto is None)
         return batch.total if self._lends else batch.total.clone()
 
     def _size(self, kind: Any, rows: int) -> int:

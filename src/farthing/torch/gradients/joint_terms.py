@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from farthing.torch.gradients.terms import Lookup, Outer, RowTerms, Term, norms, part_of, rooted, rounded_up
+from farthing.torch.gradients.outers import Lookup, Outer
+from farthing.torch.gradients.terms import RowTerms, Term, norms, part_of, rooted, rounded_up
 from farthing.torch.kernels import totals
 from farthing.torch.kernels.totals import exact
 

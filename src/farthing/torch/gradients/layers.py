@@ -21,9 +21,10 @@ from farthing.torch.gradients.convolution import Turned, windows
 from farthing.torch.gradients.copies import one_first
 from farthing.torch.gradients.joint_terms import Blocks, SumTerm
 from farthing.torch.gradients.normalisation import norm
+from farthing.torch.gradients.outers import Lookup, Outer
 from farthing.torch.gradients.recurrent import cell, recurrent
 from farthing.torch.gradients.tape import Passes, Rule, Tape, leaves
-from farthing.torch.gradients.terms import Factor, Lookup, Outer, RowTerms, Term, summed
+from farthing.torch.gradients.terms import Factor, RowTerms, Term, summed
 
 
 def linear(tape: Tape, module: nn.Linear, own: Any, input: Tensor) -> Tensor:
@@ -59,7 +60,12 @@ def transposed(
 
     def then(delta: Tensor, seen: Tensor) -> None:
         if tape.trained(module.weight):
-            tape.put(module.weight, lambda: windows(Turned(module), seen, delta, tape.examples, False))
+            tape.put(
+                module.weight,
+                lambda: windows(
+                    Turned(module), seen, delta, tape.examples, tape.factored and module.groups == 1
+                ),
+            )
         tape.put(module.bias, lambda: RowTerms(tape.joined(delta.flatten(2).sum(2, dtype=torch.float32))))
 
     return tape.watch(out, then, as_is=True, keep=(input,))

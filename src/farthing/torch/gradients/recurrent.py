@@ -23,8 +23,9 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from farthing.errors import Unsupported
+from farthing.torch.gradients.outers import Outer
 from farthing.torch.gradients.tape import Tape
-from farthing.torch.gradients.terms import Factor, Outer, summed
+from farthing.torch.gradients.terms import Factor, summed
 from farthing.torch.kernels import steps
 
 

@@ -23,7 +23,8 @@ from farthing.torch.gradients.copies import Copies, one_first
 from farthing.torch.gradients.holdings import Holdings
 from farthing.torch.gradients.joint_terms import SumTerm
 from farthing.torch.gradients.layout import Layout, Sketch, real
-from farthing.torch.gradients.terms import Factor, Outer, RowTerms, Term, summed
+from farthing.torch.gradients.outers import Outer
+from farthing.torch.gradients.terms import Factor, RowTerms, Term, summed
 
 Use = tuple[int, int]  # a module's number, and the how-manieth call of it
 Axes = tuple[tuple[int | None, ...], tuple[int | None, ...]]  # of inputs and outputs; None: no batch

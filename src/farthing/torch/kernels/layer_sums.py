@@ -23,10 +23,11 @@ def _depthwise(
     out,
     filters,
     channels,
+    sites,
+    taps_y,
     high,
     wide,
     out_wide,
-    sites,
     stride_y,
     stride_x,
     apart_y,
@@ -34,27 +35,37 @@ def _depthwise(
     pad_y,
     pad_x,
     taps_x,
-    taps,
+    EACH: tl.constexpr,
     TAPS: tl.constexpr,
     STEP: tl.constexpr,
+    FILTERS: tl.constexpr,
 ):
-    """Σ over windows of δ · window for one image and one filter, which sees one channel."""
-    image, filter = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    channel = filter // (filters // channels)
-    tap = tl.arange(0, TAPS)
-    shift_y, shift_x = tap // taps_x * apart_y - pad_y, tap % taps_x * apart_x - pad_x
-    found = tl.zeros([TAPS], tl.float32)
-    source = x + (image * channels + channel) * high * wide
+    """Σ over windows of δ · window for one image, some filters that see one channel each, and a row of taps.
+
+    Positions are added up where they lie in a tile, and the tile at the end.
+    """
+    image, down = (tl.program_id(0) // taps_y).to(tl.int64), tl.program_id(0) % taps_y
+    filter, tap = tl.program_id(1) * FILTERS + tl.arange(0, FILTERS), tl.arange(0, TAPS)
+    delta += image * sites * filters
+    x += image * high * wide * channels
+    channel = filter if EACH == 1 else filter // EACH
+    real = (filter < filters)[None, :]
+    found = tl.zeros([TAPS, STEP, FILTERS], tl.float32)
     for start in range(0, sites, STEP):
         site = start + tl.arange(0, STEP)
-        d = tl.load(delta + (image * filters + filter) * sites + site, mask=site < sites, other=0.0)
-        y = (site // out_wide * stride_y)[None, :] + shift_y[:, None]
-        z = (site % out_wide * stride_x)[None, :] + shift_x[:, None]
-        there = (site < sites)[None, :] & (y >= 0) & (y < high) & (z >= 0) & (z < wide)
-        there = there & (tap < taps)[:, None]
-        seen = tl.load(source + y * wide + z, mask=there, other=0.0)
-        found += tl.sum(seen.to(tl.float32) * d.to(tl.float32)[None, :], 1)
-    tl.store(out + (image * filters + filter) * taps + tap, found, mask=tap < taps)
+        at = site[:, None] * filters + filter[None, :]
+        d = tl.load(delta + at, mask=real & (site < sites)[:, None], other=0.0)
+        y = site // out_wide * stride_y - pad_y + down * apart_y
+        z = (site % out_wide * stride_x - pad_x)[None, :] + (tap * apart_x)[:, None]
+        there = ((y >= 0) & (y < high) & (site < sites))[None, :] & (z >= 0) & (z < wide)
+        there = there & (tap < taps_x)[:, None]
+        place = ((y * wide)[None, :] + z) * channels
+        at = place[:, :, None] + channel[None, None, :]
+        seen = tl.load(x + at, mask=there[:, :, None] & real[None, :, :], other=0.0)
+        found += seen.to(tl.float32) * d.to(tl.float32)[None, :, :]
+    to = (image * filters + filter) * (taps_y * taps_x) + down * taps_x
+    inside = (tap < taps_x)[:, None] & (filter < filters)[None, :]
+    tl.store(out + to[None, :] + tap[:, None], tl.sum(found, 1), mask=inside)
 
 
 @triton.jit
@@ -104,26 +115,55 @@ class ConvolutionShape:
         self.groups, self.filters, self.channels = module.groups, module.out_channels, module.in_channels
         self.taps = self.kernel[0] * self.kernel[1]
 
-    def numbers(self, delta: Tensor, x: Tensor) -> tuple[int, ...]:
-        """Return sizes, strides, dilations and paddings."""
-        high, wide = (1, x.shape[2]) if x.ndim == 3 else x.shape[2:]
-        sites, last = delta[0, 0].numel(), delta.shape[-1]
-        ways = *self.stride, *self.dilation, *self.padding
-        return self.filters, self.channels, high, wide, last, sites, *ways, self.kernel[1]
+    def numbers(self, sides: tuple[int, ...], out_sides: tuple[int, ...]) -> tuple[int, ...]:
+        """Return sides of an image and of its output, strides, dilations, paddings and taps in a line."""
+        high, wide = (1, *sides)[-2:]
+        return high, wide, out_sides[-1], *self.stride, *self.dilation, *self.padding, self.kernel[1]
 
 
 def depthwise(shape: ConvolutionShape, delta: Tensor, x: Tensor) -> Tensor:
     """Return every image's gradient, (images, filters · taps), where a filter sees one channel."""
     out = torch.empty(len(x), shape.filters * shape.taps, device=x.device, dtype=torch.float32)
-    numbers, taps = shape.numbers(delta, x), _power(shape.taps, 2, 1024)
-    step = max(16, min(4096 // taps, triton.next_power_of_2(delta[0, 0].numel())))
+    some, taps = min(64, triton.next_power_of_2(shape.filters)), triton.next_power_of_2(shape.kernel[1])
+    numbers = shape.numbers(tuple(x.shape[2:]), tuple(delta.shape[2:]))
+    sizes = shape.filters, shape.channels, delta[0, 0].numel(), shape.kernel[0]
     with torch.cuda.device_of(x):
-        _depthwise[(shape.filters, len(x))](
-            *(delta.contiguous(), x.contiguous(), out, *numbers, shape.taps),
+        _depthwise[(len(x) * shape.kernel[0], triton.cdiv(shape.filters, some))](
+            *(channels_last(delta), channels_last(x), out, *sizes, *numbers),
+            EACH=shape.filters // shape.channels,
             TAPS=taps,
-            STEP=step,
+            STEP=max(4, min(16, 64 // taps)),
+            FILTERS=some,
             num_warps=4,
         )
+    return out
+
+
+@triton.jit
+def _last(source, out, channels, sites, CHANNELS: tl.constexpr, SITES: tl.constexpr):
+    """A tile of an image whose channels are put side by side."""
+    image = tl.program_id(1).to(tl.int64) * channels * sites
+    across = tl.cdiv(sites, SITES)
+    channel = tl.program_id(0) // across * CHANNELS + tl.arange(0, CHANNELS)
+    site = tl.program_id(0) % across * SITES + tl.arange(0, SITES)
+    inside = (channel < channels)[:, None] & (site < sites)[None, :]
+    found = tl.load(source + image + channel[:, None] * sites + site[None, :], mask=inside, other=0.0)
+    tl.store(out + image + site[None, :] * channels + channel[:, None], found, mask=inside)
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """Return images (n, channels, *sides) as (n, sites, channels), without a copy where they lie so."""
+    turned = x.movedim(1, -1)
+    if turned.is_contiguous():
+        return turned.flatten(1, -2)
+    (images, channels), sites = x.shape[:2], x[0, 0].numel()
+    out = torch.empty(images, sites, channels, device=x.device, dtype=x.dtype)
+    if not out.numel():
+        return out
+    tile = min(64, max(16, triton.next_power_of_2(channels)))
+    grid = triton.cdiv(channels, tile) * triton.cdiv(sites, 64), images
+    with torch.cuda.device_of(x):
+        _last[grid](x.contiguous(), out, channels, sites, CHANNELS=tile, SITES=64, num_warps=4)
     return out
 
 
@@ -272,7 +312,7 @@ def clamped_outer(delta: Tensor, a: Tensor, limit: Tensor, most: int = 2**31) ->
     (examples, rows), columns = delta.shape, a.shape[1]
     down = min(4, triton.next_power_of_2(triton.cdiv(rows, 16)))
     tiles = triton.cdiv(columns, 64), triton.cdiv(rows, 16 * down)
-    shares, part = _shares(examples, tiles[0] * tiles[1], _RESIDENT * _processors(delta.device), most)
+    shares, part = _shares(examples, tiles[0] * tiles[1], _RESIDENT * processors(delta.device), most)
     out = delta.new_empty(shares, rows, columns, dtype=torch.float32)
     args = delta, a, limit, out, examples, rows, columns, part
     with torch.cuda.device_of(delta):
@@ -286,7 +326,7 @@ def clamped_dots(delta: Tensor, a: Tensor, limit: Tensor, most: int = 2**31) -> 
     """Σ_b clamp(Σ_t delta_bt a_btᵀ, ±limit): delta is (B, T, O), a (B, T, I), limit (O, I) or one number."""
     (examples, positions, rows), columns = delta.shape, a.shape[2]
     tiles = triton.cdiv(columns, 64), triton.cdiv(rows, 64)
-    shares, part = _shares(examples, tiles[0] * tiles[1], _processors(delta.device), most)
+    shares, part = _shares(examples, tiles[0] * tiles[1], processors(delta.device), most)
     out = delta.new_empty(shares, rows, columns, dtype=torch.float32)
     args = delta, a, limit, out, examples, positions, rows, columns, part
     tile = {"ROWS": 64, "COLUMNS": 64, "STEP": 16}
@@ -299,7 +339,7 @@ def clamped_rows(gradients: Tensor, limit: Tensor, most: int = 2**31) -> Tensor:
     """Σ_b clamp(gradients_b, ±limit): gradients are (B, P), limit (P,) or one number."""
     examples, columns = gradients.shape
     tiles = triton.cdiv(columns, 256)
-    shares, part = _shares(examples, tiles, _processors(gradients.device), most)
+    shares, part = _shares(examples, tiles, processors(gradients.device), most)
     out = gradients.new_empty(shares, columns, dtype=torch.float32)
     args = gradients, limit, out, examples, columns, part
     with torch.cuda.device_of(gradients):
@@ -324,7 +364,7 @@ def _shares(examples: int, tiles: int, slots: int, most: int = 2**31) -> tuple[i
 
 
 @functools.cache
-def _processors(device: torch.device) -> int:
+def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 

@@ -59,6 +59,7 @@ _SHELVES = 4  # kinds of release whose noise is kept ahead, a stream
 _CHUNK = 2**17  # coordinates at a time on a CPU: they stay in the cache
 _HUGE = {"cpu": 2**16, "cuda": 2**25}  # coordinates from which noise is added in the sum's memory, never held
 _PIECE = 2**16  # of them at a time, which stay in the cache
+_LAUNCHED = 2**27  # of them at a time on a GPU
 _LARGEST = 2.0**52  # cells: whole numbers up to here add up exactly in float64
 
 
@@ -76,16 +77,7 @@ def release(stream: Stream, total: Tensor, scale: Tensor | None, cell: float, bi
 def _in_place(stream: Stream, total: Tensor, scale: Tensor | None, cell: float, bits: int) -> Tensor:
     """Release in the sum's own memory, with noise that is never there all at once."""
     if total.is_cuda and has_triton():
-        from farthing.torch.kernels import lattice_noise
-
-        key = stream.integers(4).tobytes()
-        found = open_places(lattice_noise.noisy(key, total, scale, cell, bits).cpu())
-        if found:
-            at = torch.tensor(found, device=total.device)
-            settled = torch.from_numpy(settle(stream, key, found, bits, lattice_noise.block_of))
-            some = None if scale is None else scale[at]
-            total[at] = released(total[at], settled.to(total.device), some, cell)
-        return total
+        return _launched_in_place(stream, total, scale, cell, bits)
     words = Keyed(stream.integers(4).tobytes())
     room = torch.empty(min(_PIECE, total.numel()), dtype=torch.int64)
     for start in range(0, total.numel(), _PIECE):
@@ -94,6 +86,30 @@ def _in_place(stream: Stream, total: Tensor, scale: Tensor | None, cell: float, 
         lattice.gaussian(words, len(noise), bits, noise.numpy())
         some = None if scale is None else scale[part]
         total[part] = released(total[part], noise.to(total.device), some, cell)
+    return total
+
+
+def _launched_in_place(stream: Stream, total: Tensor, scale: Tensor | None, cell: float, bits: int) -> Tensor:
+    """Release on a GPU, in parts: the CPU settles what one leaves open while the GPU makes the next."""
+    from farthing.torch.kernels import lattice_noise
+
+    launched, beside = [], _queue_of(total.device)
+    for start in range(0, total.numel(), _LAUNCHED):
+        part, done = slice(start, start + _LAUNCHED), torch.cuda.Event()
+        key, each = stream.integers(4).tobytes(), None if scale is None else scale[part]
+        places = lattice_noise.noisy(key, total[part], each, cell, bits)
+        done.record()
+        launched.append((total[part], each, key, places, done))
+    late = []
+    for some, each, key, places, done in launched:
+        with torch.cuda.stream(beside):
+            beside.wait_event(done)
+            found = open_places(places.cpu())  # waits for this part alone
+        if found:
+            late.append((some, each, found, settle(stream, key, found, bits, lattice_noise.block_of)))
+    for some, each, found, settled in late:  # what is brought to the GPU waits for all of them
+        at, noise = torch.tensor(found, device=total.device), torch.from_numpy(settled).to(total.device)
+        some[at] = released(some[at], noise, None if each is None else each[at], cell)
     return total
 
 
@@ -213,6 +229,11 @@ class _Threaded:
         return self._future.result()
 
 
+def _queue_of(device: torch.device) -> Any:
+    """Return the stream of a GPU on which noise is drawn and looked at, beside the model's work."""
+    return _queues.get(device) or _queues.setdefault(device, torch.cuda.Stream(device))
+
+
 class _Launched:
     """Drawn by a kernel. The places it left open come back beside the work that follows."""
 
@@ -220,7 +241,7 @@ class _Launched:
         from farthing.torch.kernels import lattice_noise
 
         self._key, self._bits, self._block_of = key, bits, lattice_noise.block_of
-        self._queue = queue = _queues.get(device) or _queues.setdefault(device, torch.cuda.Stream(device))
+        self._queue = queue = _queue_of(device)
         queue.wait_stream(torch.cuda.current_stream(device))  # whoever reads the old noise comes first
         with torch.cuda.stream(queue):
             self._noise, places = lattice_noise.gaussian(key, size, bits, device, room)

@@ -25,7 +25,8 @@ norm, measured in float32 in blocks (and rounded up where positions cancel), its
 * products over several positions (tokens, on a CPU also windows) and embeddings: in float64, since the terms
   of one example may cancel, and positions times examples is many; those of linear layers in blocks, as above;
 * clamped gradients, coordinate by coordinate: in float64, or in pieces of h examples;
-* parts of a batch and ranks: in float64.
+* parts of a batch and ranks: in float64; those of very large models (`in_place`) one on top of the other, in
+  float32, with a quarter of h for it.
 
 **What the theorem takes as given.** What is computed of one example alone (activations, output gradients,
 rows) must not depend on who is beside it; libraries choose other kernels for other sizes, and such last bits
@@ -114,6 +115,7 @@ class _Batch(threading.local):
     """How many examples the batch has that this thread sums a part of."""
 
     records = 1
+    in_place = False  # whether parts are added to a sum where it lies
 
 
 _batch = _Batch()
@@ -130,6 +132,17 @@ def among(records: int) -> Iterator[None]:
         _batch.records = before
 
 
+@contextmanager
+def in_place(wanted: bool) -> Iterator[None]:
+    """Say whether sums of this thread are made one on top of the other, without a copy in float64."""
+    before = _batch.in_place
+    _batch.in_place = wanted
+    try:
+        yield
+    finally:
+        _batch.in_place = before
+
+
 def level(records: int = 1) -> int:
     """Return the batch's size, rounded up to a power of two: sums of one level are made alike."""
     return max(_batch.records, _power(records))
@@ -141,7 +154,16 @@ def _power(records: int) -> int:
 
 def chain(records: int = 1) -> int:
     """Return how many examples may be added up in float32 in any order, of a batch of at least so many."""
-    return max(1, blocks.ROUNDINGS // level(records) - _AFTER)
+    return max(1, _roundings(records) - (parts_in_place(records) if _batch.in_place else 0))
+
+
+def parts_in_place(records: int = 1) -> int:
+    """Return how many parts of a batch may be added up in float32 where they are."""
+    return max(0, _roundings(records) // 4)
+
+
+def _roundings(records: int) -> int:
+    return blocks.ROUNDINGS // level(records) - _AFTER
 
 
 def shared(records: int) -> bool:
@@ -172,8 +194,9 @@ def product(
     if blocks.active() and u.device.type == "cpu":
         return blocks.product(u, v, examples, wide, out, double)
     if u.dtype is not torch.float32:  # bfloat16, whose products are exact
-        found = torch.mm(u.t(), v, out_dtype=torch.float32)
-        return found if out is None else out.copy_(found)
+        if out is None:
+            return torch.mm(u.t(), v, out_dtype=torch.float32)
+        return torch.mm(u.t(), v, out_dtype=torch.float32, out=out)
     if coarse(u.device) or (several and not exact64(u.device)):
         return torch.mm(u.t(), v, out=out)
     whole = len(u) <= chain(examples)
@@ -272,6 +295,10 @@ def add_product(
             [6.]])
     """
     examples, double = len(u) if examples is None else examples, out.dtype is torch.float64
+    if u.is_cuda and not (empty or double) and (u.dtype is not torch.float32 or coarse(u.device)):
+        narrow: Any = {} if u.dtype is torch.float32 else {"out_dtype": torch.float32}
+        torch.addmm(out, u.t(), v, **narrow, out=out)  # without memory for the product
+        return
     if len(u) * len(out) > 4 * _WIDE:  # of a head over many words neither factor nor product is held twice
         for some in slabs(len(out), max(len(u), out.shape[1])):
             product_of = u[:, some], v, examples

@@ -208,7 +208,7 @@ class Examples:
                 return None
             mask = torch.from_numpy(there)
             inputs, targets = (_map(part, lambda rows: _spread(rows, mask)) for part in (inputs, targets))
-            weights = self._moved(mask.to(torch.float32))
+            weights = self._beside(mask.to(torch.float32))
         if self.augment is None:
             return inputs, targets, weights
         return self._seen(inputs, targets, weights)
@@ -236,8 +236,8 @@ class Examples:
         return self._read(places)[0]
 
     def made_up(self) -> tuple[Any, Any]:
-        """Return one made-up record of the records' form, (inputs, targets), on the device."""
-        *inputs, targets = (self._moved(_zeros(form)) for form in self.form)
+        """Return one made-up record of the records' form, (inputs, targets), on the device of the records."""
+        *inputs, targets = (self._beside(_zeros(form)) for form in self.form)
         return (inputs[0] if len(inputs) == 1 else tuple(inputs)), targets
 
     def made_up_view(self) -> tuple[Any, Any]:
@@ -252,7 +252,7 @@ class Examples:
             mask = torch.zeros((1, self._places.shape[1]), dtype=torch.bool)
             mask[0, 0] = True
             inputs, targets = (_map(part, lambda rows: _spread(rows, mask)) for part in (inputs, targets))
-            weights = self._moved(mask.to(torch.float32))
+            weights = self._beside(mask.to(torch.float32))
         if self.augment is None:
             return inputs, targets, weights
         return self._seen(inputs, targets, weights)
@@ -281,6 +281,12 @@ class Examples:
             return columns
         good[good] = fit.numpy()
         return tuple(_map(column, lambda rows: rows[fit.to(rows.device)]) for column in columns)
+
+    def _beside(self, value: Any) -> Any:
+        """Return a value on the device of batches."""
+        if self.device is not None or self.tensors is None:
+            return self._moved(value)
+        return self.on(self.tensors[0].device)._moved(value)
 
     def _moved(self, value: Any) -> Any:
         if self.device is None:
