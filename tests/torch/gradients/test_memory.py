@@ -26,6 +26,7 @@ WITHIN = {  # of an ordinary step's peak, where 1.15 is not reached
     "tagger": 1.2,
     "swin": 1.45,
     "translator": 1.4,
+    "llama_full_checkpoints": 2.2,  # what gradients are made of is held, where an ordinary step holds little
 }
 
 
@@ -120,7 +121,8 @@ def test_a_private_step_takes_little_more_than_an_ordinary_one(name):
     assert step_peak(name, unseen.private) <= WITHIN.get(name, 1.15) * step_peak(name, unseen.ordinary)
 
 
-def test_memory_is_given_for_speed_when_asked_for():
+def test_memory_is_given_for_speed_when_asked_for(monkeypatch):
+    monkeypatch.setattr("farthing.torch.gradients.ways.fastest", lambda term, options: options[0])
     space, balanced, speed = (
         step_peak("tcn", unseen.private, memory) for memory in ("space", "balanced", "speed")
     )

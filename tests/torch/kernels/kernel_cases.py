@@ -14,7 +14,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from farthing.noise import lattice
 from farthing.noise.lattice import SeededStream
 from farthing.queries import correlated
-from farthing.torch.kernels import grams, lattice_noise, layer_sums
+from farthing.torch.gradients import convolution, outers
+from farthing.torch.gradients.terms import Factor, Route
+from farthing.torch.kernels import gradient_tiles, grams, lattice_noise, layer_sums
 from farthing.torch.kernels import lattice_noise as updates
 from farthing.torch.kernels import noise as noise_pool
 
@@ -24,7 +26,10 @@ KEY = bytes(range(32))
 
 @pytest.fixture(autouse=True, scope="module")
 def interpreter():
-    """Triton's interpreter counts loops by arrays of one number, which new versions of numpy refuse."""
+    """Triton's interpreter counts loops by arrays of one number, which new versions of numpy refuse.
+
+    And it multiplies the bits of bfloat16 numbers, not the numbers.
+    """
     from triton.runtime import interpreter
 
     patch = interpreter._patch_lang_tensor
@@ -33,8 +38,17 @@ def interpreter():
         patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
+    def wide(part):
+        narrow = part.dtype.scalar == tl.bfloat16
+        return (part.data.astype(np.uint32) << 16).view(np.float32) if narrow else part.data
+
+    def dot(self, a, b, c, input_precision, max_num_imprecise_acc):
+        found = np.matmul(wide(a), wide(b), dtype=c.data.dtype) + c.data
+        return interpreter.TensorHandle(found, c.dtype.scalar)
+
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(interpreter, "_patch_lang_tensor", mended)
+        patches.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
         yield
 
 
@@ -369,24 +383,158 @@ def test_noise_added_in_place_is_the_noise_that_would_be_drawn(bits, units):
     assert torch.equal(found[~decided], total[~decided])  # their sum is still there, to be settled
 
 
+def each_gradient(module, x, delta, records=1):
+    """The gradients of every example, by autograd in float64."""
+    found = []
+    for n in range(len(x) // records):
+        part = slice(n * records, (n + 1) * records)
+        weight = module.weight.detach().double().requires_grad_()
+        out = torch.func.functional_call(module.double(), {"weight": weight}, (x[part].double(),))
+        found += torch.autograd.grad((out * delta[part].double()).sum(), weight)
+    return torch.stack(found)
+
+
+def apart(found, wanted):
+    """How far tensors are apart, relative to their length."""
+    return float((found - wanted).norm() / wanted.norm())
+
+
+ERRORS = {torch.float32: 5e-5, torch.bfloat16: 2e-6}  # the interpreter cuts where a GPU rounds
+
+
+@pytest.mark.parametrize("dtype", list(ERRORS))
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("channels", "filters", "records", "options"),
+    [
+        (5, 7, 1, {"kernel_size": 3, "padding": 1}),
+        (16, 20, 1, {"kernel_size": 3, "padding": 1, "stride": 2}),
+        (8, 12, 2, {"kernel_size": (3, 2), "dilation": (1, 2), "groups": 4}),
+        (8, 12, 3, {"kernel_size": 1}),
+        (8, 140, 1, {"kernel_size": 1, "stride": 2}),
+    ],
+)
+def test_rows_of_convolutions_are_those_of_autograd(channels, filters, records, options, last, dtype):
+    torch.manual_seed(0)
+    module = torch.nn.Conv2d(channels, filters, bias=False, **options).to(DEVICE)
+    x = torch.randn(3 * records, channels, 9, 7, device=DEVICE).to(dtype)
+    delta = torch.randn_like(module(x.float())).to(dtype)
+    if last:
+        x, delta = (part.contiguous(memory_format=torch.channels_last) for part in (x, delta))
+    wanted = each_gradient(module, x, delta, records).flatten(1)
+    shape = layer_sums.ConvolutionShape(module, padded=False)
+    layer = gradient_tiles.TileGeometry.convolution(shape, tuple(x.shape[2:]), tuple(delta.shape[2:]))
+    sides = [gradient_tiles.Halves.channels_last(part, 3) for part in (delta, x)]
+    made = torch.empty(3, layer.size, device=DEVICE)
+    found = gradient_tiles.measured(*sides, layer, made)
+    taps = layer.columns // layer.channels
+    rows = made.view(3, filters, taps, -1).transpose(2, 3).flatten(1)
+    assert apart(rows, wanted) < ERRORS[dtype]
+    assert torch.allclose(found.double(), wanted.norm(dim=1), rtol=ERRORS[dtype])
+    assert torch.equal(found, gradient_tiles.measured(*sides, layer, None))
+    for n in range(3):  # what is added is what was measured, to the last bit
+        factors, total = torch.zeros(3, device=DEVICE), torch.zeros(layer.size, device=DEVICE)
+        factors[n] = 1.0
+        gradient_tiles.add_sum(*sides, layer, factors, 100, total)
+        assert torch.equal(total, rows[n])
+
+
+@pytest.mark.parametrize("dtype", list(ERRORS))
+@pytest.mark.parametrize(("positions", "height", "width"), [(2, 5, 3), (65, 20, 40), (130, 3, 140)])
+def test_sums_of_rows_of_linear_layers_are_weighted_and_leave_others_out(positions, height, width, dtype):
+    torch.manual_seed(0)
+    u, v = (torch.randn(7, positions, size, device=DEVICE).to(dtype) for size in (height, width))
+    wanted = torch.einsum("ntp,ntq->npq", u.double(), v.double())
+    u[3], v[5, 0, 0] = float("nan"), float("inf")
+    factors = torch.tensor([0.5, 0.0, 2.0, 0.0, 1.0, 0.0, 0.25], device=DEVICE)
+    layer = gradient_tiles.TileGeometry.linear(height, width, positions)
+    sides = [gradient_tiles.Halves.of(part, (7, 1, *part.shape[1:])) for part in (u, v)]
+    found = gradient_tiles.measured(*sides, layer, None)
+    good = torch.tensor([0, 1, 2, 4, 6], device=DEVICE)
+    assert torch.allclose(found[good].double(), wanted[good].flatten(1).norm(dim=1), rtol=ERRORS[dtype])
+    assert not found[[3, 5]].isfinite().any()
+    for most in (1, 3, 100):
+        total = torch.ones(height * width, device=DEVICE)  # added to what is there
+        gradient_tiles.add_sum(*sides, layer, factors, most, total)
+        expected = 1 + (factors.double()[:, None, None] * wanted).sum(0).flatten()
+        assert apart(total, expected) < ERRORS[dtype]
+
+
+CONVOLUTIONS = [
+    (torch.nn.Conv2d(4, 6, 3, padding=1, stride=2), (9, 8)),
+    (torch.nn.Conv1d(4, 6, 3, dilation=2), (11,)),
+    (torch.nn.Conv2d(4, 6, 3, padding="same"), (5, 5)),
+    (torch.nn.Conv2d(4, 6, 3, padding=1, padding_mode="circular"), (5, 5)),
+    (torch.nn.Conv2d(4, 6, (1, 2), groups=2), (5, 5)),
+    (torch.nn.Conv2d(4, 4, 3, groups=4, padding=1), (5, 5)),
+    (torch.nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1), (5, 4)),
+]
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("records", [1, 2])
+@pytest.mark.parametrize(("module", "sides"), CONVOLUTIONS, ids=lambda one: type(one).__name__)
+def test_terms_of_convolutions_are_made_by_kernels(module, sides, records, keeps, monkeypatch):
+    monkeypatch.setattr(convolution, "fused", lambda *_: True)
+    module = module.to(DEVICE)
+    x = torch.randn(3 * records, 4, *sides, device=DEVICE)
+    delta = torch.randn_like(module(x))
+    parts = [slice(n * records, (n + 1) * records) for n in range(3)]
+    wanted = [torch.autograd.grad((module(x[p]) * delta[p]).sum(), module.weight)[0].flatten() for p in parts]
+    wanted = torch.stack(wanted)
+    given = (convolution.Turned(module), x, delta) if "Transpose" in str(module) else (module, delta, x)
+    term = convolution.windows(*given, 3, True)
+    term.keeps = keeps
+    term.route = term.routes()[0]
+    assert apart(term.rows(slice(1, 3)), wanted[1:]) < ERRORS[torch.float32]
+    assert bool((term.largest() >= wanted.norm(dim=1)).all())
+    assert torch.allclose(term.norms(), wanted.norm(dim=1), rtol=ERRORS[torch.float32])
+    out = torch.zeros(wanted.shape[1], device=DEVICE)
+    term.only(torch.tensor([True, False, True], device=DEVICE))
+    factors = torch.tensor([0.5, 0.0, 2.0], device=DEVICE)
+    term.add(factors, out)
+    assert apart(out, factors @ wanted) < ERRORS[torch.float32]
+
+
+def test_a_linear_layers_rows_are_made_twice(monkeypatch):
+    monkeypatch.setattr(outers, "fused", lambda *_: True)
+    u, v = torch.randn(4, 9, 5, device=DEVICE), torch.randn(4, 9, 7, device=DEVICE)
+    wanted = torch.einsum("ntp,ntq->npq", u, v).flatten(1)
+    term = outers.Outer(Factor(u.clone()), Factor(v.clone()))
+    term.route = Route.AGAIN
+    assert torch.allclose(term.norms(), wanted.norm(dim=1), rtol=ERRORS[torch.float32])
+    term.only(torch.tensor([True, True, False, True], device=DEVICE))
+    factors, out = torch.tensor([1.0, 2.0, 0.0, 0.5], device=DEVICE), torch.zeros(35, device=DEVICE)
+    term.add(factors, out)
+    assert apart(out, factors @ wanted) < ERRORS[torch.float32]
+
+
+def test_halves_leave_little_of_float32():
+    values = torch.randn(2, 3, 4, 5, device=DEVICE) * 10.0 ** torch.arange(-9, 9, 0.15, device=DEVICE).view(
+        2, 3, 4, 5
+    )
+    for halves in (
+        gradient_tiles.Halves.of(values, values.shape),
+        gradient_tiles.Halves.channels_last(values.movedim(3, 1).contiguous(), 2),
+    ):
+        both = halves.whole.double() + halves.low.double()
+        assert torch.allclose(both.view(2, 3, 4, 5), values.double(), rtol=2.0**-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("channels", "filters", "stride", "dilation"), [(6, 6, 1, 1), (3, 6, 2, 1), (4, 4, 1, 2)]
 )
-def test_depthwise_gradients_are_those_of_autograd(channels, filters, stride, dilation):
+def test_depthwise_gradients_are_those_of_autograd(channels, filters, stride, dilation, dtype):
     module = torch.nn.Conv2d(
         channels, filters, (3, 2), stride, 1, dilation, groups=channels, bias=False
     ).double()
-    x = torch.randn(2, channels, 9, 7, device=DEVICE)
+    x = torch.randn(2, channels, 9, 7, device=DEVICE).to(dtype)
     module = module.to(DEVICE)
-    delta = torch.randn_like(module(x.double())).float()
-    wanted = []
-    for n in range(2):
-        (gradient,) = torch.autograd.grad(
-            (module(x[n : n + 1].double()) * delta[n].double()).sum(), module.weight
-        )
-        wanted.append(gradient.flatten())
+    delta = torch.randn_like(module(x.double())).to(dtype)
+    wanted = each_gradient(module, x, delta).flatten(1)
     found = layer_sums.depthwise(layer_sums.ConvolutionShape(module, padded=False), delta, x)
-    assert torch.allclose(found.double(), torch.stack(wanted), rtol=1e-5, atol=1e-5)
+    assert torch.allclose(found.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("channels", "groups", "sites"), [(12, 4, 20), (6, 6, 5), (5, 1, 1030)])
