@@ -487,7 +487,7 @@ def test_terms_of_convolutions_are_made_by_kernels(module, sides, records, keeps
     term.keeps = keeps
     term.route = term.routes()[0]
     assert apart(term.rows(slice(1, 3)), wanted[1:]) < ERRORS[torch.float32]
-    assert bool((term.largest() >= wanted.norm(dim=1)).all())
+    assert bool((term.largest() >= 0.9999 * wanted.norm(dim=1)).all())
     assert torch.allclose(term.norms(), wanted.norm(dim=1), rtol=ERRORS[torch.float32])
     out = torch.zeros(wanted.shape[1], device=DEVICE)
     term.only(torch.tensor([True, False, True], device=DEVICE))
