@@ -28,7 +28,7 @@ from farthing.queries.events import BoundedRangeEvent, Event, GaussianEvent, Lap
 
 Array = NDArray[np.float64]
 
-_GRID_SHARE = 2.0**-12  # the largest relative increase of the noise because of the grid
+GRID_SHARE = 2.0**-12  # the largest relative increase of the noise because of the grid
 _FEWEST_BITS, _MOST_BITS = 20, 40
 _BITS_OF_A_CHOICE, _CELLS_OF_A_CHOICE = 30, 6  # the least number of bits, and the cells of NoisyMax's proof
 
@@ -66,16 +66,21 @@ def _ratio(bound: Bound, adjacency: Adjacency, sampled: bool, order: int) -> flo
     return adjacency.shift * norm / bound.sensitivity(adjacency, order)
 
 
-def _grid(noise: float, bound: Bound, order: int, size: int) -> tuple[int, float]:
+def _grid(
+    noise: float, bound: Bound, order: int, size: int, grid_share: float = GRID_SHARE
+) -> tuple[int, float]:
     """Return the bits and the width of a cell: the scale of the noise is 2^bits cells, in units of scale."""
     norm = bound.norm(order)
-    return _lattice(noise, norm, min(norm, bound.sensitivity(Adjacency.REPLACE_ONE, order)), order, size)
+    nearest = min(norm, bound.sensitivity(Adjacency.REPLACE_ONE, order))
+    return _lattice(noise, norm, nearest, order, size, grid_share)
 
 
 @functools.lru_cache(128)
-def _lattice(noise: float, norm: float, nearest: float, order: int, size: int) -> tuple[int, float]:
+def _lattice(
+    noise: float, norm: float, nearest: float, order: int, size: int, grid_share: float
+) -> tuple[int, float]:
     share = noise * norm / nearest * (size if order == 1 else math.sqrt(size))
-    bits = max(_FEWEST_BITS, math.ceil(math.log2(share / _GRID_SHARE)))
+    bits = max(_FEWEST_BITS, math.ceil(math.log2(share / grid_share)))
     if bits > _MOST_BITS:
         raise Unsupported(
             f"noise {noise:g} on {size} coordinates needs a grid of 2^-{bits}, finer than 2^-{_MOST_BITS}; "
@@ -121,7 +126,11 @@ class _Added(ABC):
 
     def grid(self, bound: Bound, size: int) -> tuple[int, float]:
         """Return the bits and the width of a cell for a release of ``size`` coordinates."""
-        return _grid(self.noise_multiplier, bound, self.order, size)
+        return _grid(self.noise_multiplier, bound, self.order, size, self.grid_share(size))
+
+    def grid_share(self, size: int) -> float:
+        """Return by how much the grid may enlarge the noise on ``size`` coordinates, relatively."""
+        return GRID_SHARE
 
     def check(self, bound: Bound, shape: tuple[int, ...] | None) -> None:
         bound.norm(self.order)  # raises if this norm is not bounded
@@ -315,7 +324,7 @@ class NoisyMax:
         norm = bound.norm()
         nearest = min(norm, bound.sensitivity(Adjacency.REPLACE_ONE))
         share = _CELLS_OF_A_CHOICE * self.noise_multiplier * norm / nearest
-        bits = max(_BITS_OF_A_CHOICE, math.ceil(math.log2(share / _GRID_SHARE)))
+        bits = max(_BITS_OF_A_CHOICE, math.ceil(math.log2(share / GRID_SHARE)))
         if bits > _MOST_BITS:
             raise Unsupported(
                 f"a choice with noise {self.noise_multiplier:g} needs a grid of 2^-{bits}, finer than "

@@ -20,6 +20,7 @@ from farthing.queries.samplers import Poisson
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers, plain_sum
 from farthing.torch.gradients.layout import Layout
+from farthing.torch.kernels import totals
 from farthing.torch.training.records import Examples
 
 EVERYBODY = slice(None)
@@ -349,3 +350,40 @@ def test_a_loss_that_is_a_mean_is_refused_where_it_is_computed():
 def test_an_unknown_choice_of_memory_is_refused():
     with pytest.raises(InvalidValue, match="memory must be one of 'balanced', 'speed', 'space', got 'small'"):
         Gradient(nn.Linear(2, 1), nn.MSELoss(reduction="none"), memory="small")
+
+
+def test_parts_of_a_huge_models_batch_are_added_where_the_sum_lies(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 3))
+    batch = Examples((torch.randn(40, 5), torch.arange(40) % 3)).take(slice(None))
+    loss = nn.CrossEntropyLoss(reduction="none")
+    expected = Gradient(model, loss).bounded_sum(batch, None, ClipNorm(0.1))
+    monkeypatch.setattr(Gradient, "_huge", True)
+    put, seen, chain = [], [], totals.chain
+
+    def watched(records=1):
+        seen.append(totals._batch.in_place)
+        return chain(records)
+
+    monkeypatch.setattr(totals.Parts, "put", lambda self, part: put.append(part))
+    monkeypatch.setattr(totals, "chain", watched)
+    found = Gradient(model, loss, physical_batch_size=4).bounded_sum(batch, None, ClipNorm(0.1))
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
+    assert not put
+    assert all(seen)
+    with totals.among(40), totals.in_place(True):
+        assert chain() + totals.parts_in_place() == totals._roundings(1)
+    assert not totals._batch.in_place
+
+
+def test_more_parts_than_roundings_allow_are_added_in_float64(monkeypatch):
+    monkeypatch.setattr(Gradient, "_huge", True)
+    monkeypatch.setattr(totals, "parts_in_place", lambda records=1: 3)
+    put = []
+    plain = totals.Parts.put
+    monkeypatch.setattr(totals.Parts, "put", lambda self, part: (put.append(part), plain(self, part)))
+    model = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 3))
+    batch = Examples((torch.randn(40, 5), torch.arange(40) % 3)).take(slice(None))
+    loss = nn.CrossEntropyLoss(reduction="none")
+    Gradient(model, loss, physical_batch_size=10).bounded_sum(batch, None, ClipNorm(0.1))
+    assert len(put) == 3

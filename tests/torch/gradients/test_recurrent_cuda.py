@@ -68,6 +68,21 @@ def test_a_gpu_and_a_cpu_find_the_same_sum(name, route):
     assert torch.allclose(*found, atol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["lstm", "gru", "both ways", "two layers, dropout"])
+def test_reduced_precision_finds_nearly_the_same_sum(name):
+    kind, options = KINDS[name]
+    model, batch = (
+        Reader(kind, **options | {"dropout": 0.0}).cuda(),
+        Examples(data(256)).on(torch.device("cuda")),
+    )
+    plain, narrow = Gradient(model, LOSS), Gradient(model, LOSS, autocast=torch.bfloat16)
+    for _ in range(4):  # the later ones by a graph
+        expected, found = (
+            one.bounded_sum(batch.take(slice(None)), None, ClipNorm(0.5)) for one in (plain, narrow)
+        )
+        assert float((found - expected).norm() / expected.norm()) < 0.05
+
+
 def test_a_target_out_of_range_does_not_end_the_gpu():
     tokens, targets = data()
     targets[5] = 77

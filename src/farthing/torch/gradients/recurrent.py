@@ -10,6 +10,9 @@ backward pass needs besides the next step's gradient is made for all steps at on
 handful of operations in memory that is there. Hidden weights get no gradient: terms come from that of the
 projected input.
 
+In reduced precision on a GPU, cuDNN goes through the steps of LSTMs and GRUs: given the projected input and
+the identity to project it with, what it finds for its input is the gradient of the gates.
+
 Sequences of a PackedSequence are padded, and a step changes the state of those alone that still run: an
 example's outputs and gradient are those of its own sequence, however long the others are. A padded step has a
 gradient of zero. What comes back is packed as what came in.
@@ -27,6 +30,7 @@ from farthing.torch.gradients.outers import Outer
 from farthing.torch.gradients.tape import Tape
 from farthing.torch.gradients.terms import Factor, summed
 from farthing.torch.kernels import steps
+from farthing.torch.kernels.totals import coarse
 
 
 def _hidden(h: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
@@ -138,6 +142,43 @@ def gru(x: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, reset: list[T
     return states.transpose(0, 1)
 
 
+def _by_library(gates: Tensor, module: nn.RNNBase) -> bool:
+    """Return whether cuDNN goes through the steps: not where the identity would take full float32."""
+    plain = isinstance(module, nn.LSTM | nn.GRU) and not module.proj_size and gates.is_cuda
+    return plain and (gates.dtype is not torch.float32 or coarse(gates.device))
+
+
+def library(
+    tape: Tape, module: nn.RNNBase, suffix: str, gates: Tensor, h: Tensor, c: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return the states of an LSTM or a GRU, and its last cell; gates are (records, steps, gates · width)."""
+    _, w_hh, _, b_hh, _ = _weights(module, suffix)
+    helper = tape.plan.helpers.get((module, suffix, gates.dtype))
+    if helper is None:
+        helper = tape.plan.helpers[module, suffix, gates.dtype] = _helper(module, gates)
+    with torch.autocast(gates.device.type, enabled=False):
+        with torch.no_grad():
+            for name, given in (("weight_hh_l0", w_hh), ("bias_hh_l0", b_hh)):
+                if given is not None:
+                    helper.get_parameter(name).copy_(given)
+        start = h.to(gates.dtype)[None].contiguous()
+        if c is None:
+            out: Tensor = helper(gates, start)[0]
+            return out, None
+        out, (_, last) = helper(gates, (start, c.to(gates.dtype)[None].contiguous()))
+        return out, last[0]
+
+
+def _helper(module: nn.RNNBase, gates: Tensor) -> nn.Module:
+    """Return a layer that takes projected inputs as they are."""
+    kind, size = nn.LSTM if isinstance(module, nn.LSTM) else nn.GRU, gates.shape[2]
+    made = kind(size, module.hidden_size, batch_first=True, device="meta", dtype=gates.dtype)
+    made = made.to_empty(device=gates.device).requires_grad_(False)  # without drawing random numbers
+    for name, p in made.named_parameters():
+        p.copy_(torch.eye(size)) if name == "weight_ih_l0" else p.zero_()
+    return made
+
+
 def _lstm(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
     i, f, g, o = gates.chunk(4, -1)
     cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
@@ -163,14 +204,19 @@ def _sweep(
     w_ih, w_hh, b_ih, b_hh, w_hr = _weights(module, suffix)
     assert w_ih is not None
     assert w_hh is not None
-    first, kept = h.detach(), list[Tensor]()
+    first, kept, resets = h.detach(), list[Tensor](), list[Tensor]()
 
     def then(delta: Tensor) -> None:
         u = Factor(tape.grouped(delta, 0))
         out, hidden = kept[0].float(), u
         states = torch.cat([first.float()[:, None], out[:, :-1]], 1)
         if isinstance(module, nn.GRU):
-            r, z, _ = delta.chunk(3, -1)
+            r, z, n = delta.chunk(3, -1)
+            if resets:  # of all steps at once, from the states that cuDNN found
+                assert w_hh is not None
+                width = module.hidden_size
+                into = F.linear(states, w_hh[:width], None if b_hh is None else b_hh[:width])
+                kept.append(n * torch.sigmoid(resets[0].float() + into))
             hidden = Factor(tape.grouped(torch.cat([r, z, kept.pop().float()], -1), 0))
         tape.put(w_ih, lambda: Outer(u, Factor(tape.grouped(x.detach(), 0).float())))
         tape.put(b_ih, lambda: summed(u))
@@ -186,6 +232,12 @@ def _sweep(
     gates = tape.watch(F.linear(x, w_ih, b_ih), then)
     tape.holdings.note(x, steps=x.shape[1])
     kind = gates.dtype
+    if _by_library(gates, module):
+        if isinstance(module, nn.GRU):
+            resets.append(gates.detach()[..., : module.hidden_size])
+        out, c = library(tape, module, suffix, gates, h, c)
+        kept.append(out.detach())
+        return out, out[:, -1], c
     if isinstance(module, nn.LSTM) and w_hr is None:
         assert c is not None
         out, c = lstm(gates, h.to(kind), c.to(kind), *_cast(kind, w_hh, b_hh))

@@ -98,4 +98,4 @@ class Tiles(Term):
             self.kept = blanked(good, self.kept)
 
     def release(self) -> None:
-        self.delta, self.x = self.delta.some(slice(0)), self.x.some(slice(0))
+        self.delta, self.x = self.delta.emptied(), self.x.emptied()  # a slice would hold all of it

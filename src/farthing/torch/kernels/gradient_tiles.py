@@ -301,6 +301,10 @@ class Halves(NamedTuple):
         """Return what kernels are given: the second is not looked at where there is none."""
         return self.whole, self.whole if self.low is None else self.low
 
+    def emptied(self) -> "Halves":
+        """Return no examples, in memory of its own."""
+        return Halves(self.whole.new_empty(0, *self.whole.shape[1:]), None)
+
     def some(self, part: slice) -> "Halves":
         """Return some examples."""
         return Halves(self.whole[part], None if self.low is None else self.low[part])

@@ -58,8 +58,8 @@ _RELEASES = 64  # whose noise is drawn ahead at most
 _SHELVES = 4  # kinds of release whose noise is kept ahead, a stream
 _CHUNK = 2**17  # coordinates at a time on a CPU: they stay in the cache
 _HUGE = {"cpu": 2**16, "cuda": 2**25}  # coordinates from which noise is added in the sum's memory, never held
+_HUGE_SHARE = 2.0**-9  # of the noise, by which a coarser grid may enlarge it, on as many as on a GPU
 _PIECE = 2**16  # of them at a time, which stay in the cache
-_LAUNCHED = 2**27  # of them at a time on a GPU
 _LARGEST = 2.0**52  # cells: whole numbers up to here add up exactly in float64
 
 
@@ -77,7 +77,16 @@ def release(stream: Stream, total: Tensor, scale: Tensor | None, cell: float, bi
 def _in_place(stream: Stream, total: Tensor, scale: Tensor | None, cell: float, bits: int) -> Tensor:
     """Release in the sum's own memory, with noise that is never there all at once."""
     if total.is_cuda and has_triton():
-        return _launched_in_place(stream, total, scale, cell, bits)
+        from farthing.torch.kernels import lattice_noise
+
+        key = stream.integers(4).tobytes()
+        found = open_places(lattice_noise.noisy(key, total, scale, cell, bits).cpu())
+        if found:
+            at = torch.tensor(found, device=total.device)
+            settled = torch.from_numpy(settle(stream, key, found, bits, lattice_noise.block_of))
+            some = None if scale is None else scale[at]
+            total[at] = released(total[at], settled.to(total.device), some, cell)
+        return total
     words = Keyed(stream.integers(4).tobytes())
     room = torch.empty(min(_PIECE, total.numel()), dtype=torch.int64)
     for start in range(0, total.numel(), _PIECE):
@@ -86,30 +95,6 @@ def _in_place(stream: Stream, total: Tensor, scale: Tensor | None, cell: float, 
         lattice.gaussian(words, len(noise), bits, noise.numpy())
         some = None if scale is None else scale[part]
         total[part] = released(total[part], noise.to(total.device), some, cell)
-    return total
-
-
-def _launched_in_place(stream: Stream, total: Tensor, scale: Tensor | None, cell: float, bits: int) -> Tensor:
-    """Release on a GPU, in parts: the CPU settles what one leaves open while the GPU makes the next."""
-    from farthing.torch.kernels import lattice_noise
-
-    launched, beside = [], _queue_of(total.device)
-    for start in range(0, total.numel(), _LAUNCHED):
-        part, done = slice(start, start + _LAUNCHED), torch.cuda.Event()
-        key, each = stream.integers(4).tobytes(), None if scale is None else scale[part]
-        places = lattice_noise.noisy(key, total[part], each, cell, bits)
-        done.record()
-        launched.append((total[part], each, key, places, done))
-    late = []
-    for some, each, key, places, done in launched:
-        with torch.cuda.stream(beside):
-            beside.wait_event(done)
-            found = open_places(places.cpu())  # waits for this part alone
-        if found:
-            late.append((some, each, found, settle(stream, key, found, bits, lattice_noise.block_of)))
-    for some, each, found, settled in late:  # what is brought to the GPU waits for all of them
-        at, noise = torch.tensor(found, device=total.device), torch.from_numpy(settled).to(total.device)
-        some[at] = released(some[at], noise, None if each is None else each[at], cell)
     return total
 
 
@@ -229,11 +214,6 @@ class _Threaded:
         return self._future.result()
 
 
-def _queue_of(device: torch.device) -> Any:
-    """Return the stream of a GPU on which noise is drawn and looked at, beside the model's work."""
-    return _queues.get(device) or _queues.setdefault(device, torch.cuda.Stream(device))
-
-
 class _Launched:
     """Drawn by a kernel. The places it left open come back beside the work that follows."""
 
@@ -241,7 +221,7 @@ class _Launched:
         from farthing.torch.kernels import lattice_noise
 
         self._key, self._bits, self._block_of = key, bits, lattice_noise.block_of
-        self._queue = queue = _queue_of(device)
+        self._queue = queue = _queues.get(device) or _queues.setdefault(device, torch.cuda.Stream(device))
         queue.wait_stream(torch.cuda.current_stream(device))  # whoever reads the old noise comes first
         with torch.cuda.stream(queue):
             self._noise, places = lattice_noise.gaussian(key, size, bits, device, room)
@@ -395,6 +375,13 @@ class TensorGaussian(mechanisms.Gaussian):
     def grid(self, bound: Bound, size: int) -> tuple[int, float]:
         bits, cell = mechanisms.Gaussian.grid(self, bound, size)
         return bits, cell * (1 + self.slack)
+
+    def grid_share(self, size: int) -> float:
+        """Return by how much the grid may enlarge the noise: more on a huge sum.
+
+        Of a finer grid so many roundings are open that the CPU, which settles them, holds up a GPU.
+        """
+        return mechanisms.GRID_SHARE if size < _HUGE["cuda"] else _HUGE_SHARE
 
     def release(self, total: Any, bound: Any, stream: Stream, turn: int = 0) -> Any:
         """Return the noisy sum: a new float32 tensor on the same device, or the same where it is large.
