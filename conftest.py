@@ -23,6 +23,7 @@ _ROOMS = {
         "src/farthing/federated/methods/networks.py",  # its examples train one
     ],
     "triton": [
+        "src/farthing/torch/kernels/gradient_tiles.py",
         "src/farthing/torch/kernels/lattice_noise.py",
         "src/farthing/torch/kernels/grams.py",
         "src/farthing/torch/kernels/layer_sums.py",

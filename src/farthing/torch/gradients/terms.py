@@ -210,6 +210,7 @@ def rounded_up(found: Tensor, term: Term, scale: Tensor | float = 1.0) -> Tensor
     A row of T positions in float32 is off by at most T 2⁻²⁴ Σ_t |u_t| |v_t| (Higham 2002, Section 4.2). Where
     that is below 2⁻¹¹ of the norm, the slack of the noise covers it.
 
+    >>> from farthing.torch.gradients.outers import Outer
     >>> u, v = torch.ones(1, 3, 1), torch.tensor([[[1e8], [3.0], [-1e8]]])  # 3, in float32 0
     >>> term = Outer(Factor(u), Factor(v))
     >>> bool(rounded_up(torch.zeros(1), term) >= 3.0)
