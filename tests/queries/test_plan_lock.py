@@ -34,7 +34,7 @@ def held_elsewhere(lock, work):
     inside, end = threading.Event(), threading.Event()
 
     def hold():
-        with lock:
+        with lock.held:
             inside.set()
             end.wait()
 
@@ -74,11 +74,11 @@ def test_a_child_can_draw_while_a_thread_of_the_parent_draws():
 
 def test_the_forking_thread_releases_its_own_lock_in_both_processes():
     lock = PlanLock()
-    with lock, warnings.catch_warnings():
+    with lock.held, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
-        with lock:
+        with lock.held:
             os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 

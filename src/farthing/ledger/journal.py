@@ -226,8 +226,11 @@ class Journal:
                     self._last = record
                     if self._head is not None:
                         self._head.write(record[0], record[6])
-            except LedgerLocked:
-                self._disconnect(verified=False)
+            except BaseException as error:
+                if self._head is not None:
+                    self._head.__exit__()  # Ctrl-C may come before `with` has freed it for other processes
+                if isinstance(error, LedgerLocked):
+                    self._disconnect(verified=False)
                 raise
         return _row(record)
 
@@ -429,13 +432,16 @@ class Journal:
             return  # a journal in memory is kept
         connection, self._connection = self._connection, None
         head, self._head = self._head, None
-        if head is not None:
-            with contextlib.suppress(OSError):  # do not wait: its holder may wait for this process
-                fcntl.flock(head.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if connection is not None:
-            connection.close()
-        if head is not None:
-            head.close()
+        try:
+            if head is not None:
+                with contextlib.suppress(OSError):  # do not wait: its holder may wait for this process
+                    fcntl.flock(head.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if connection is not None:
+                connection.close()
+        finally:
+            if head is not None:  # without a call of Python code, before which Ctrl-C could come
+                file, head.file = head.file, -1
+                os.close(file)
 
     def close(self) -> None:
         """Close the files; any later use raises."""

@@ -134,10 +134,6 @@ class Head:
         with contextlib.suppress(OSError, ValueError):  # closed meanwhile, which also unlocks
             fcntl.flock(self.file, fcntl.LOCK_UN)
 
-    def close(self) -> None:
-        os.close(self.file)
-        self.file = -1
-
     def slots(self) -> list[tuple[int, str] | None]:
         """Return the content of each slot; None for one never written, torn or damaged."""
         with failing_closed(self.path):
