@@ -383,7 +383,8 @@ class Table:
             return None
         rows = whole._stored()
         if rows is not None and not norms and not self._unit:
-            there = None if whole._blank is None else np.where(whole._blank, 0.0, 1.0)
+            blank = whole._blank if whole._blank is None or rows.order is None else whole._blank[rows.order]
+            there = None if blank is None else np.where(blank, 0.0, 1.0)
             return Raw(rows, places, self._length, (None, there, np.empty(0)))
         if rows is None or (known := whole._known(features)) is None:
             return None
