@@ -98,7 +98,7 @@ def plan():
 
 
 def turns_after(path, at, files):
-    """Return the turns of two ledgers on one file, of which one is interrupted; None if there is no such point."""
+    """Return the turns of two ledgers on one file, one of them interrupted; None if there is no point."""
     query, budget, turns = plan(), ft.Budget(1.0, 1e-5), []
     with within(30):
         one, two = (ft.Ledger(budget, journal=path, block=2) for _ in range(2))
@@ -180,7 +180,7 @@ def test_a_lock_of_a_plan_is_taken_and_released_without_a_line_of_python():
             pass
     finally:
         sys.settrace(before)
-    assert "__enter__" not in ran and "__exit__" not in ran
+    assert not {"__enter__", "__exit__"} & set(ran)
     taken = []
     with lock.held:
         other = threading.Thread(target=lambda: taken.append(lock.held.acquire(blocking=False)))

@@ -209,7 +209,7 @@ def test_so_many_steps_are_taken_as_the_least_curvature_needs(curvature, most):
 
 @pytest.mark.parametrize("native", [True, False])
 def test_a_row_of_infinite_norm_counts_for_nothing_in_a_slope(native, monkeypatch):
-    """With kernels or without, which an odd row elsewhere decides: it would change what all such rows count."""
+    """With kernels or without, which one odd row elsewhere decides for all such rows."""
     if not native:
         monkeypatch.setattr("farthing.noise.native.kernels", lambda work=0: None)
     x, y = np.random.default_rng(5).uniform(size=(500, 40)), np.full(500, 0.4)
