@@ -1,6 +1,7 @@
 """After a charge nothing that a record does can be seen but through the noise."""
 
 import traceback
+import warnings
 
 import numpy as np
 import pytest
@@ -364,3 +365,14 @@ def test_records_that_grow_beyond_what_a_price_holds_for_are_refused():
     with pytest.raises(InvalidValue, match="more records than of=4"):
         private.ask(query)
     assert ledger.share == spent
+
+
+def test_a_record_whose_row_is_complex_counts_as_zero_without_a_warning():
+    def rows(records, w):
+        return records[0] * (1 + 1j) if 5 in records[1] else records[0]
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = asking(ft.PerExample(rows))
+    assert not said
+    assert found == pytest.approx(7 * np.array([0.6, 0.8]), abs=0.02)
