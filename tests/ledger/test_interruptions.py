@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import farthing as ft
+from farthing.ledger import journal
 from farthing.noise.lattice import Stream
 from farthing.queries.plan_lock import PlanLock
 
@@ -187,6 +188,31 @@ def test_a_lock_of_a_plan_is_taken_and_released_without_a_line_of_python():
         other.start()
         other.join()
     assert taken == [False]
+
+
+def test_a_fork_that_is_interrupted_while_it_waits_for_a_journal_leaves_no_lock_behind(tmp_path, monkeypatch):
+    one, two = (journal.Journal(tmp_path / name, {}) for name in ("a.ledger", "b.ledger"))
+
+    def interrupted(*, verified):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(journal, "_alive", [one, two])
+    with monkeypatch.context() as during:
+        during.setattr(one, "_disconnect", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            journal._before_fork()
+    journal._after_fork()  # the fork goes on: Python ignores what is raised before it
+    free = []
+
+    def take():
+        free.extend(lock.acquire(blocking=False) for lock in (one._lock, two._lock, journal._forking))
+        for lock in (one._lock, two._lock, journal._forking):
+            lock.release()
+
+    other = threading.Thread(target=take)
+    other.start()
+    other.join()
+    assert free == [True, True, True]
 
 
 def test_a_child_whose_new_key_was_interrupted_does_not_repeat_its_parents_words(monkeypatch):
