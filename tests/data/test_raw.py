@@ -314,3 +314,15 @@ def test_truth_values_that_are_stored_as_255_are_measured_as_they_are_added():
     gradient, w = LinearGradient(logistic, Features(4, scale=np.eye(4), intercept=0.0)), np.zeros(4)
     total = gradient.bounded_sum(Table(rows, np.ones(3000)), w, ft.ClipNorm(0.5))
     np.testing.assert_allclose(np.linalg.norm(total), 1500)
+
+
+@kernels
+def test_blank_rows_of_a_sparse_table_are_those_left_out_without_norms():
+    rng = np.random.default_rng(6)
+    X = sparse.random_array((200, 30), density=0.2, format="csr", rng=rng)
+    y = rng.uniform(size=200)
+    y[[3, 50, 120]] = np.nan
+    raw = Table(X, y).raw(Features(30), norms=False)
+    total = sum(part for part, _ in raw.powers(np.zeros(30), np.ones(30), np.inf, 1000))
+    kept = X[np.isfinite(y)]
+    np.testing.assert_allclose(total, np.concatenate([kept.sum(axis=0), kept.power(2).sum(axis=0)]))

@@ -1,6 +1,7 @@
 """After a charge nothing that a record does can be seen but through the noise."""
 
 import traceback
+import warnings
 
 import numpy as np
 import pytest
@@ -327,3 +328,51 @@ def test_a_mechanism_that_changes_between_two_answers_is_priced_anew(promised):
     knob.noise_multiplier = 0.01
     with pytest.raises(PromiseBroken if promised else BudgetSpent):
         ledger.ask(query)
+
+
+def test_many_parts_are_added_without_loss():
+    """One part a record here: a plain sum of these would lose each small term beside the large one."""
+    terms = np.full(2**14, 2.0**-54)
+    terms[-1] = 1.0  # the last part is added first
+
+    def sums(places):
+        if len(places) > 1:
+            raise ValueError
+        return np.array([terms[places].sum()])
+
+    total = answers.without_failing(sums, np.arange(len(terms)), np.zeros(1))
+    assert total[0] - 1.0 == pytest.approx(2.0**-40, rel=0.01, abs=0)
+
+
+def test_records_that_grow_beyond_what_a_price_holds_for_are_refused():
+    class Growing:
+        def __init__(self):
+            self.rows = [np.ones(2)] * 4
+
+        def __len__(self):
+            return len(self.rows)
+
+        def take(self, indices):
+            return ft.Rows(np.array(self.rows).reshape(-1, 2)[indices])
+
+    records, ledger = Growing(), ft.Ledger(BUDGET, filter=RdpFilter)
+    contribution = ft.PerExample(lambda rows, w: rows[0])
+    query = ft.Query(ft.TruncatedPoisson(0.5, 2, of=4), contribution, ft.ClipNorm(1.0), ft.Gaussian(90.0))
+    private = ledger.over(records)
+    private.ask(query)
+    spent = ledger.share
+    records.rows.append(np.ones(2))
+    with pytest.raises(InvalidValue, match="more records than of=4"):
+        private.ask(query)
+    assert ledger.share == spent
+
+
+def test_a_record_whose_row_is_complex_counts_as_zero_without_a_warning():
+    def rows(records, w):
+        return records[0] * (1 + 1j) if 5 in records[1] else records[0]
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = asking(ft.PerExample(rows))
+    assert not said
+    assert found == pytest.approx(7 * np.array([0.6, 0.8]), abs=0.02)

@@ -368,6 +368,45 @@ def test_a_process_that_no_hook_told_of_its_fork_has_no_tickets(tmp_path, monkey
         monkeypatch.undo()
 
 
+UNTOLD = """
+import ctypes
+path, after = sys.argv[1], sys.argv[2]
+ledger = ft.Ledger(ft.Budget(1.0, 1e-5), journal=path)
+private = ledger.over(ft.Rows(np.ones((5, 2))))
+private.ask(query(500.0), np.zeros(2))
+reading, writing = os.pipe()
+if ctypes.PyDLL(None).fork() == 0:  # of C code: Python runs nothing before it
+    if after == "told after":
+        ctypes.PyDLL(None).PyOS_AfterFork_Child()
+    private.ask(query(500.0), np.zeros(2))
+    os.write(writing, b".")
+    signal.alarm(40)
+    while os.path.exists(path + ".open"):
+        time.sleep(0.01)
+    for _ in range(9):
+        private.ask(query(500.0), np.zeros(2))
+    os._exit(0)
+os.read(reading, 1)
+for _ in range(10):
+    private.ask(query(500.0), np.zeros(2))
+ledger.close()  # the last one to close deletes the write-ahead log
+os.remove(path + ".open")
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the fork of this system's C library")
+@pytest.mark.parametrize("after", ["told after", "told nothing"])
+def test_a_child_of_c_code_writes_to_files_of_its_own(after, tmp_path):
+    path = tmp_path / "my.ledger"
+    (tmp_path / "my.ledger.open").touch()
+    command = [sys.executable, "-c", PRELUDE + UNTOLD, str(path), after]
+    assert subprocess.run(command, timeout=60, check=False).returncode == 0
+    with ft.Ledger.open(path) as ledger:
+        ledger.journal.verify()
+        assert sum(row.body["count"] for row in ledger.journal.rows() if row.kind == "charge") == 21
+
+
 def test_a_clean_end_without_a_close_gives_back_what_was_reserved(tmp_path):
     path = tmp_path / "my.ledger"
     script(

@@ -60,7 +60,7 @@ def release(mechanism, turn=0):
     ],
 )
 def test_a_child_can_release_while_a_thread_of_the_parent_is_in_a_release(mechanism, memory):
-    lock = getattr(mechanism, memory).lock
+    lock = getattr(mechanism, memory).lock.held
     assert held_elsewhere(lock, lambda: in_child(lambda: release(mechanism)))
 
 
@@ -69,16 +69,31 @@ def test_a_child_can_draw_while_a_thread_of_the_parent_draws():
 
     groups = TurnGroups()
     work = lambda: groups.draw(Cyclic(0.5, 2), 10, SeededStream(0), 0)  # noqa: E731
-    assert held_elsewhere(groups._lock, lambda: in_child(work))
+    assert held_elsewhere(groups._lock.held, lambda: in_child(work))
+
+
+def test_the_forking_thread_can_take_a_lock_that_another_thread_held():
+    """Not in a new thread, which may have the number of the one that held it, and so its lock."""
+    lock = PlanLock()
+
+    def taken():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if child == 0:
+            os._exit(0 if lock.held.acquire(blocking=False) else 1)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    assert held_elsewhere(lock.held, taken)
 
 
 def test_the_forking_thread_releases_its_own_lock_in_both_processes():
     lock = PlanLock()
-    with lock, warnings.catch_warnings():
+    with lock.held, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
-        with lock:
+        with lock.held:
             os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 

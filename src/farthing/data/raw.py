@@ -103,6 +103,12 @@ class Stored(NamedTuple):
         before = *rows, *ends[:3], matrix.shape[1], int(upper), ends[3], gauge.base
         return "mixed_" + self.kind, before, arrays
 
+    def there(self, blank: NDArray[np.bool_] | None) -> Array | None:
+        """Return h of rows that are not shrunk, in their stored order: 0 for ``blank`` ones."""
+        if blank is None:
+            return None
+        return np.where(blank if self.order is None else blank[self.order], 0.0, 1.0)
+
     def in_order(self, key: Any, factors: Factors) -> Factors:
         """Return the factors of all rows in the order in which these are stored, kept under a key."""
         if self.order is None or self.laid is None:

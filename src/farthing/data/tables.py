@@ -383,8 +383,7 @@ class Table:
             return None
         rows = whole._stored()
         if rows is not None and not norms and not self._unit:
-            there = None if whole._blank is None else np.where(whole._blank, 0.0, 1.0)
-            return Raw(rows, places, self._length, (None, there, np.empty(0)))
+            return Raw(rows, places, self._length, (None, rows.there(whole._blank), np.empty(0)))
         if rows is None or (known := whole._known(features)) is None:
             return None
         return Raw(rows, places, self._length, rows.in_order(features, known))

@@ -96,18 +96,25 @@ def released(query: Query, records: Records, drawn: Indices | None, w: Any, stre
 
 
 def without_failing(sums: Callable[[Integers], Any], places: Integers, zero: Any, blank: float = 0.0) -> Any:
-    """Return the sum over ``places``, where a failing record counts as ``blank``."""
-    total, waiting = zero, [places]
+    """Return the sum over ``places``, where a failing record counts as ``blank``.
+
+    Parts are added as by `farthing.noise.summing.Sum`: there may be as many as records.
+    """
+    total, lost, waiting = zero, 0.0, [places]
     while waiting:
         part = waiting.pop()
         found = _tried(sums, part)
         if found is not None and shape_of(found) == shape_of(zero) and bool((found - found == 0).all()):
-            total = total + (found - zero)  # counts a public term, such as a penalty, once
+            term = found - zero  # counts a public term, such as a penalty, once
         elif len(part) > 1:
             waiting += np.array_split(part, 2)
+            continue
         else:
-            total = total + blank * len(part)
-    return total
+            term = zero - zero + blank * len(part)
+        high = total + term
+        back = high - total
+        total, lost = high, lost + ((total - (high - back)) + (term - back))
+    return total + lost
 
 
 def _tried(function: Callable[[Any], Any], value: Any) -> Any:

@@ -26,7 +26,7 @@ from farthing.accounting.menu import FILTERS_BY_NAME, MenuFilter
 from farthing.budget import Budget, Guarantee
 from farthing.errors import BudgetSpent, InvalidValue, PromiseBroken, Unsupported
 from farthing.ledger.journal import Journal, Row
-from farthing.ledger.turns import Memories, Turns
+from farthing.ledger.turns import Memories, TurnsOfCharges
 from farthing.queries.events import ComposedEvent, Event, RepeatedEvent, TurnEvent, decode, encode
 from farthing.queries.query import Query, Receipt
 
@@ -98,9 +98,7 @@ class Books:
         self.parent: Books | None = None  # the books that paid for this part
         self.plans = True  # False if only the filter's total was paid for: no promises then
         self._known: Plan = []
-        self._counted: dict[str, Turns] = {}  # by promised event, as encoded in the rows
-        self._holders: dict[int, Turns] = {}  # by the row of each charge
-        self._replayed = 0  # the number of rows whose turns are counted
+        self._counted = TurnsOfCharges()
         self._reserved: dict[Event, _Reservation] = {}
         self.memories, self._process = Memories(), os.getpid()
         self._lock = threading.RLock()
@@ -126,7 +124,7 @@ class Books:
             if not self._plan(self._state(self.journal.last())):
                 return 0
             self._catch_up()
-            return next(self._holders[seq].held(seq))
+            return next(self._counted.held(seq))
 
     def note(self, text: str) -> None:
         """Record an assumption once, here and in the books that paid for this part of a budget."""
@@ -212,25 +210,17 @@ class Books:
         if not self._plan(self._state(row)):
             return itertools.repeat(0)
         self._catch_up(row)
-        return self._holders[row.seq].held(row.seq)
+        return self._counted.held(row.seq)
 
     def _catch_up(self, new: Row | None = None) -> None:
         """Count the turns of rows that any process has written since the last call."""
-        alone = new is not None and new.seq == self._replayed
-        for row in [new] if new is not None and alone else self.journal.rows(self._replayed):
-            if row.kind == "promise":
-                self._counted[repr(row.body["event"])] = Turns()
-            elif row.kind == "charge" and (turns := self._counted.get(repr(row.body["event"]))) is not None:
-                self._holders[row.seq] = turns
-                turns.charge(row.seq, row.body["count"])
-            elif row.kind == "refund" and row.body["of"] in self._holders:
-                self._holders[row.body["of"]].refund(row.body["of"], row.body["count"])
-            self._replayed = row.seq + 1
+        alone = new is not None and new.seq == self._counted.rows
+        self._counted.count([new] if new is not None and alone else self.journal.rows(self._counted.rows))
 
     def _forget(self) -> None:
         """Reset in a forked process: reservations belong to the parent, counts may be incomplete."""
         self.memories, self._process, self._reserved = Memories(), os.getpid(), {}
-        self._counted, self._holders, self._replayed = {}, {}, 0
+        self._counted = TurnsOfCharges()
 
     def used(self, place: int) -> int:
         """Return the number of answers of a promise that were released, forfeited or reserved elsewhere."""

@@ -31,13 +31,13 @@ from farthing.ledger.journal_head import (
     DAMAGED,
     FAILED,
     Head,
-    create_private,
     failing_closed,
     foreign,
+    identity,
     locked,
-    narrow,
     never_begun,
     place_of,
+    restrict,
 )
 
 KINDS = ("promise", "charge", "refund", "release", "close", "note")  # row 0 has kind "open"
@@ -226,8 +226,11 @@ class Journal:
                     self._last = record
                     if self._head is not None:
                         self._head.write(record[0], record[6])
-            except LedgerLocked:
-                self._disconnect(verified=False)
+            except BaseException as error:
+                if self._head is not None:
+                    self._head.__exit__()  # Ctrl-C may come before `with` has freed it for other processes
+                if isinstance(error, LedgerLocked):
+                    self._disconnect(verified=False)
                 raise
         return _row(record)
 
@@ -362,7 +365,9 @@ class Journal:
             raise Unsupported(f"this journal in memory belongs to another process: {_COPIED}")
         try:
             with failing_closed(self.path):
-                if self._connection is not None and self._files != self._identify():
+                if self._pid != os.getpid():
+                    self._leave()
+                if self._connection is not None and self._files != identity(self.path):
                     self._disconnect(verified=False)
                 connection = self._connection or self._open(first)
                 if not self._verified:
@@ -372,17 +377,13 @@ class Journal:
             raise
         return connection
 
-    def _identify(self) -> list[tuple[int, int]]:
-        found = [os.stat(self.path + suffix) for suffix in ("", ".head")] if self.path is not None else []
-        return [(file.st_dev, file.st_ino) for file in found]
-
     def _open(self, first: _Record | None) -> sqlite3.Connection:
         place = ":memory:"
         if self.path is not None:
             self._head = Head(self.path + ".head", create=first is not None)
             place = f"{Path(self.path).as_uri()}?mode={'rw' if first is None else 'rwc'}"
         with self._head or contextlib.nullcontext():
-            self._narrow(create=first is not None)
+            restrict(self.path, create=first is not None)
             connection = sqlite3.connect(
                 place, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
@@ -398,15 +399,8 @@ class Journal:
             connection.execute("PRAGMA synchronous = FULL")
             if not tables and first is not None:
                 self._create(first)
-        self._files = self._identify()
+        self._files = identity(self.path)
         return connection
-
-    def _narrow(self, *, create: bool) -> None:
-        """Restrict the files to their owner; SQLite gives a write-ahead log the mode of its database."""
-        if self.path is not None:
-            (create_private if create else narrow)(self.path)
-            for suffix in ("-wal", "-shm"):
-                narrow(self.path + suffix)
 
     def _create(self, first: _Record) -> None:
         for statement in ("BEGIN IMMEDIATE", *_SCHEMA):
@@ -429,13 +423,26 @@ class Journal:
             return  # a journal in memory is kept
         connection, self._connection = self._connection, None
         head, self._head = self._head, None
-        if head is not None:
-            with contextlib.suppress(OSError):  # do not wait: its holder may wait for this process
-                fcntl.flock(head.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if connection is not None:
-            connection.close()
-        if head is not None:
-            head.close()
+        try:
+            if head is not None and self._pid == os.getpid():
+                with contextlib.suppress(OSError):  # do not wait: its holder may wait for this process
+                    fcntl.flock(head.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if connection is not None:
+                connection.close()
+        finally:
+            if head is not None:  # without a call of Python code, before which Ctrl-C could come
+                file, head.file = head.file, -1
+                os.close(file)
+
+    def _leave(self) -> None:
+        """Close the files of the parent, which a fork that ran no hook before it leaves open."""
+        if self._connection is not None and self._connection.in_transaction:
+            _lost.append(self._connection)  # closed, it would roll back the row that the parent writes
+            self._connection, self._closed = None, True
+            raise LedgerLocked(f"journal {self.path}: forked while another thread wrote. Nothing is released")
+        if self._connection is not None:
+            self._disconnect(verified=False)
+        self._pid = os.getpid()
 
     def close(self) -> None:
         """Close the files; any later use raises."""
@@ -466,24 +473,28 @@ class Journal:
 
 
 # A SQLite connection must not cross a fork: the child would have it without its locks, and the parent's close
-# would delete the write-ahead log that the child writes to. So all files are closed before a fork.
+# would delete the write-ahead log that the child writes to. So all files are closed before a fork. If Ctrl-C
+# ends this halfway, the fork goes on, and only what was locked is released.
 _alive: weakref.WeakSet[Journal] = weakref.WeakSet()
 _held: list[Journal] = []
-_forking = threading.Lock()
+_lost: list[sqlite3.Connection] = []
+_forking = threading.RLock()
 
 
 def _before_fork() -> None:
     _forking.acquire()
-    _held[:] = _alive
-    for journal in _held:
+    for journal in list(_alive):
+        _held.append(journal)
         journal._lock.acquire()
         journal._disconnect(verified=True)
 
 
 def _after_fork() -> None:
     while _held:
-        _held.pop()._lock.release()
-    _forking.release()
+        with contextlib.suppress(RuntimeError):
+            _held.pop()._lock.release()
+    with contextlib.suppress(RuntimeError):
+        _forking.release()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

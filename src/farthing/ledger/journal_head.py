@@ -112,6 +112,20 @@ def create_private(path: str) -> None:
         os.close(file)
 
 
+def restrict(path: str | None, *, create: bool) -> None:
+    """Restrict the files of a journal to their owner; SQLite gives a log the mode of its database."""
+    if path is not None:
+        (create_private if create else narrow)(path)
+        for suffix in ("-wal", "-shm"):
+            narrow(path + suffix)
+
+
+def identity(path: str | None) -> list[tuple[int, int]]:
+    """Return what tells the files of a journal from others of their names; nothing for one in memory."""
+    found = [os.stat(path + suffix) for suffix in ("", ".head")] if path is not None else []
+    return [(file.st_dev, file.st_ino) for file in found]
+
+
 class Head:
     """The number and hash of the newest row, in two slots written in turn: a torn write spares the other."""
 
@@ -133,10 +147,6 @@ class Head:
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError, ValueError):  # closed meanwhile, which also unlocks
             fcntl.flock(self.file, fcntl.LOCK_UN)
-
-    def close(self) -> None:
-        os.close(self.file)
-        self.file = -1
 
     def slots(self) -> list[tuple[int, str] | None]:
         """Return the content of each slot; None for one never written, torn or damaged."""

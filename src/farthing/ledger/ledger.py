@@ -267,6 +267,7 @@ class Ledger(Drawn):
         The shape is that of the sum over no records: errors of the caller are raised here, before any charge.
         """
         assert self._records is not None
+        query.check(self._records)  # each time: records may grow beyond what the price holds for
         ready, shaped = self._ready, form(w)  # read once: another thread may replace it
         if ready is not None and ready.query is query and ready.form == shaped and immutable(query):
             if query.remembers and not isinstance(ready.event, TurnEvent):  # promised since then
@@ -279,7 +280,6 @@ class Ledger(Drawn):
         query.mechanism.check(query.bound, shape)
         if (grid := getattr(query.mechanism, "grid", None)) is not None:
             grid(query.bound, math.prod(shape))  # raises if the noise needs too fine a grid
-        query.check(self._records)
         self._ready = ready = _Ready(query, self._event(query), shaped, shape)
         return ready
 

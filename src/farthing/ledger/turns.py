@@ -19,7 +19,7 @@ take turns in blocks.
 import itertools
 import sys
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -65,6 +65,42 @@ class Turns:
     def held(self, seq: int) -> Iterator[int]:
         """Return the turns of the charge in row ``seq`` in ascending order."""
         return itertools.chain.from_iterable(tuple(self._held[seq]))
+
+
+class TurnsOfCharges:
+    """The turns of every charge of a promise, counted from the rows of a journal."""
+
+    __slots__ = ("_by_event", "_by_seq", "rows")
+
+    def __init__(self) -> None:
+        self._by_event: dict[str, Turns] = {}  # by promised event, as encoded in the rows
+        self._by_seq: dict[int, Turns] = {}
+        self.rows = 0  # the number of rows that are counted
+
+    def count(self, rows: Iterable[Any]) -> None:
+        """Count further rows.
+
+        If this is interrupted, the next call must begin at row 0: a row that is counted in part, or twice,
+        would give out turns that other processes have.
+        """
+        try:
+            for row in rows:
+                if row.kind == "promise":
+                    self._by_event[repr(row.body["event"])] = Turns()
+                elif row.kind == "charge":
+                    if (turns := self._by_event.get(repr(row.body["event"]))) is not None:
+                        self._by_seq[row.seq] = turns
+                        turns.charge(row.seq, row.body["count"])
+                elif row.kind == "refund" and row.body["of"] in self._by_seq:
+                    self._by_seq[row.body["of"]].refund(row.body["of"], row.body["count"])
+                self.rows = row.seq + 1
+        except BaseException:
+            self._by_event, self._by_seq, self.rows = {}, {}, 0
+            raise
+
+    def held(self, seq: int) -> Iterator[int]:
+        """Return the turns of the charge in row ``seq`` in ascending order."""
+        return self._by_seq[seq].held(seq)
 
 
 class _Begun(NamedTuple):

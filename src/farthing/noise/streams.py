@@ -92,10 +92,10 @@ class Stream:
         return os.urandom(32)
 
     def _rekey(self) -> None:
-        self._process = os.getpid()
         self._cipher = Cipher(algorithms.AES256(self._new_key()), modes.CTR(bytes(16))).encryptor()
         self._buffer: Words = np.empty(0, np.uint64)
         self._address, self._at, self._step = 0, 0, _FIRST
+        self._process = os.getpid()  # set last: after an interruption a child must not go on with old words
 
     def __deepcopy__(self, *memo: Any) -> Self:
         return self

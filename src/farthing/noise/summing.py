@@ -119,6 +119,8 @@ class Sum:
 
 def summed(bounded: Callable[[Array], Array], rows: ArrayLike) -> Array:
     """Return Σ bounded(rows), in the largest parts allowed; ``bounded`` refuses other shapes than tables."""
+    if np.iscomplexobj(rows):  # the conversion would warn, perhaps because of one record
+        raise InvalidValue("contributions must be real numbers")
     rows = np.asarray(rows, dtype=np.float64)
     if rows.ndim != 2 or len(rows) <= _AT_ONCE:
         return np.asarray(bounded(rows).sum(axis=0))

@@ -46,7 +46,7 @@ class _Seen:
         self._records, self._turn = 0, -1
 
     def draw(self, records: int, turn: int) -> NDArray[np.int64]:
-        with self._lock:
+        with self._lock.held:
             first, follows = self._records, turn == self._turn + 1 and records >= self._records
             self._records = max(first, records)  # set first: an interruption must not reuse records
             self._turn = turn if follows else sys.maxsize

@@ -247,7 +247,7 @@ class BufferedGaussian(Gaussian):
         noise = drawn.reshape(total.shape)
         if self._memory is not None:
             kind = total.shape, bits, os.getpid()  # a forked child begins anew
-            with self._memory.lock:
+            with self._memory.lock.held:
                 kept = self._memory.before(turn, kind)
                 noise -= correction(kept, self.weights, units, total.shape)
                 self._memory.keep(turn, kind, followed(kept, self.decays, noise, bits, units))

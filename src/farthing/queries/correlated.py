@@ -220,7 +220,7 @@ class BandedGaussian(Gaussian):
         noise = drawn.reshape(total.shape)
         if self._history is not None:
             kind = total.shape, bits, os.getpid()  # a forked child begins anew
-            with self._history.lock:
+            with self._history.lock.held:
                 noise -= correction(self._history.before(turn, kind), self.coefficients, bits, total.shape)
                 self._history.keep(turn, kind, noise)
         released: Array = (cells + noise).astype(np.float64) * cell * bound.scale
@@ -308,7 +308,7 @@ class TurnGroups:
         After a draw that failed or was interrupted, groups and turns are drawn anew, as after a skipped turn:
         otherwise those of the last pass would be used twice.
         """
-        with self._lock:
+        with self._lock.held:
             if self._beginnings.begins(turn, sampler, self._whole):
                 self._members = []
             self._whole = False
@@ -329,7 +329,7 @@ class TurnGroups:
 
     def members(self, group: int) -> Integers:
         """Return the members of a group; none if the records are not divided yet."""
-        with self._lock:
+        with self._lock.held:
             return self._members[group] if self._members else _NOBODY
 
 

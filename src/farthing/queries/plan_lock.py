@@ -3,35 +3,25 @@
 import os
 import threading
 import weakref
-from types import TracebackType
 
 
 class PlanLock:
-    """A lock that is free in a forked child where another thread of the parent held it.
+    """A lock, ``held``, that is free in a forked child where another thread of the parent held it.
 
     The child has no such thread, so an ordinary lock would never be released there. A lock of the forking
-    thread itself stays held, and is released by that thread in both processes.
+    thread itself stays held, and is released by that thread in both processes. ``with`` takes and releases
+    this lock without a line of Python in between, where Ctrl-C would leave it held.
 
-    >>> with PlanLock():
+    >>> with PlanLock().held:
     ...     print("held")
     held
     """
 
-    __slots__ = ("__weakref__", "_lock", "_owner")
+    __slots__ = ("__weakref__", "held")
 
     def __init__(self) -> None:
-        self._lock, self._owner = threading.Lock(), 0
+        self.held = threading.RLock()
         _LOCKS.add(self)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self._owner = threading.get_ident()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._owner = 0
-        self._lock.release()
 
 
 _LOCKS: "weakref.WeakSet[PlanLock]" = weakref.WeakSet()
@@ -39,8 +29,10 @@ _LOCKS: "weakref.WeakSet[PlanLock]" = weakref.WeakSet()
 
 def _free_in_child() -> None:
     for lock in list(_LOCKS):
-        if lock._owner != threading.get_ident():
-            lock._lock, lock._owner = threading.Lock(), 0
+        if lock.held.acquire(blocking=False):  # free, or the forking thread's own
+            lock.held.release()
+        else:
+            lock.held = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):

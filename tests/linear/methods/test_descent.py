@@ -190,13 +190,26 @@ def test_one_record_moves_the_moments_by_their_bound_at_most(gram):
     assert np.linalg.norm(smaller) <= 0.1 * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_a_blank_row_adds_nothing_to_norms(native, monkeypatch):
+    if not native:
+        monkeypatch.setattr("farthing.noise.native.kernels", lambda work=0: None)
+    grid, rows = 2.0 ** -np.arange(6.0), RNG.uniform(size=(400, 40))
+    asked = Norms(40, grid)
+    without = asked.bounded_sum(Table(np.delete(rows, 3, 0)), None, ft.ClipNorm(1.0))
+    for odd in (np.nan, np.inf, 1e300):
+        rows[3] = odd
+        blank = asked.bounded_sum(Table(rows), None, ft.ClipNorm(1.0))
+        np.testing.assert_allclose(blank, without, atol=1e-9)
+
+
 def test_norms_count_every_row_once():
     grid = 2.0 ** -np.arange(6.0)
     rows = np.array([[0.0], [5.0], [1.0], [0.71], [0.5], [0.26], [1e-9], [1e300]])
     counts = Norms(1, grid).bounded_sum(Table(rows), None, ft.ClipNorm(1.0))
-    assert counts.sum() == pytest.approx(len(rows))
-    # 5, 1 and 0.71 lie above the middle of the first cell, 0.5 at an edge; 0, 1e-9 and a blank row below all
-    np.testing.assert_allclose(counts[[0, -1]], [3.5, 3])
+    assert counts.sum() == pytest.approx(len(rows) - 1)  # 1e300 is blank: its square is infinite
+    # 5, 1 and 0.71 lie above the middle of the first cell, 0.5 at an edge; 0 and 1e-9 below all
+    np.testing.assert_allclose(counts[[0, -1]], [3.5, 2])
     assert not Norms(1, grid).bounded_sum(Table(np.empty((0, 1))), None, ft.ClipNorm(1.0)).any()
 
 

@@ -140,3 +140,11 @@ def test_components_are_the_leading_eigenvectors():
     values, rows = components(np.diag([1.0, 5.0, 3.0]), 2)
     np.testing.assert_allclose(values, [5.0, 3.0])
     np.testing.assert_allclose(rows, [[0, 1, 0], [0, 0, 1]])
+
+
+def test_a_blank_row_adds_nothing_about_a_centre_either():
+    rows = np.random.default_rng(3).normal(1.0, 0.1, size=(50, 3))
+    asked = Scatter(Features(3, intercept=0.0, radius=2.0), np.full(3, 0.9))
+    without = asked.bounded_sum(Table(np.delete(rows, 7, 0)), None, ft.ClipOuter(0.5))
+    rows[7, 1] = np.nan
+    np.testing.assert_allclose(asked.bounded_sum(Table(rows), None, ft.ClipOuter(0.5)), without, atol=1e-12)

@@ -205,3 +205,16 @@ def test_so_many_steps_are_taken_as_the_least_curvature_needs(curvature, most):
             found.append(w)
         assert np.abs(1 - np.mean(found[-2:], axis=0)).max() < 0.01
         assert np.abs(1 - np.mean(found[-3:-1], axis=0)).max() >= 0.01 or steps == 2
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_row_of_infinite_norm_counts_for_nothing_in_a_slope(native, monkeypatch):
+    """With kernels or without, which one odd row elsewhere decides for all such rows."""
+    if not native:
+        monkeypatch.setattr("farthing.noise.native.kernels", lambda work=0: None)
+    x, y = np.random.default_rng(5).uniform(size=(500, 40)), np.full(500, 0.4)
+    features = Features(40, 0.5)
+    slope, w = Slope(features, 0.2, 1.0, 0.3), np.full(41, 0.1)
+    without = slope.bounded_sum(Table(x[9:], y[9:]), w, slope.bound)
+    x[:9] = 1e200
+    np.testing.assert_allclose(slope.bounded_sum(Table(x, y), w, slope.bound), without, atol=1e-9)

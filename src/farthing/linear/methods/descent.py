@@ -308,6 +308,8 @@ class Stretch:
 class Norms:
     """The number of rows with norms in each cell of a geometric grid, descending: two at most, 1 in all.
 
+    A blank row, whose norm is 0, is in no cell.
+
     A record is divided between the two cells whose middles (of logarithms) its norm lies between. Were it
     counted in one cell, the last bits of norms would decide where records go whose norms lie at an edge, and
     one record more, which changes how others are computed, would move many of them.
@@ -337,9 +339,9 @@ class Norms:
     def _divided(self, norms: Array, weight: Any) -> Array:
         """Return what rows of these norms add to every cell; cell k lies between edges k and k + 1."""
         last = len(self.grid) - 1
-        with np.errstate(divide="ignore"):  # of a blank row
+        with np.errstate(divide="ignore"):  # log 0, of a blank row
             place = np.log(norms / self.grid[0]) / math.log(self.grid[1] / self.grid[0]) - 0.5
-        place = np.clip(place, 0.0, last)
+        place, weight = np.clip(place, 0.0, last), weight * (norms > 0)
         lower = place.astype(np.int64)
         upper, share = np.minimum(lower + 1, last), place - lower
         below, above = (

@@ -80,7 +80,7 @@ def dppca(
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """Σ (z - centre)(z - centre)ᵀ of a table, with clipped rows (`ClipOuter`)."""
+    """Σ (z - centre)(z - centre)ᵀ of a table, with clipped rows (`ClipOuter`); a blank row adds nothing."""
 
     features: Features
     centre: Array
@@ -94,6 +94,8 @@ class Scatter:
         total = Sum(len(records), (self.features.size, self.features.size))
         for block in records.blocks(self.features):
             rows = bound.rows.apply(block.rows(self.features) - self.centre)
+            if block.shrink is not None:
+                rows[block.shrink == 0] = 0.0
             total.add(rows.T @ rows, len(rows))
         return total.value
 

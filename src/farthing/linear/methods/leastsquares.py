@@ -393,6 +393,8 @@ class Slope:
                 sizes = np.abs(residual) * block.norm
             factors = ClipNorm(self.clip).factors(sizes)
             kept = factors > 0
+            if block.shrink is not None:
+                kept &= block.shrink > 0  # a row of infinite norm counts for nothing, as in kernels
             total.add(block, weighed(np.where(kept, residual, 0.0) * factors, block.weight))
             shares = np.square(np.minimum(sizes[kept] / (2 * self.rms), 1.0)) - 0.5
             weight = None if block.weight is None else block.weight[kept]

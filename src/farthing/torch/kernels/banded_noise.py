@@ -82,7 +82,7 @@ class BandedTensorGaussian(correlated.BandedGaussian):
         if self._history is None:
             return noise.release(stream, total, unit, each, bits)
         kind = total.numel(), bits, total.device, os.getpid()
-        with self._history.lock:
+        with self._history.lock.held:
             before = self._history.before(turn, kind)
             if _Ahead.fits(total, self, bits):
                 kept: Any = before[0] if before and before[0].turn == turn else _Ahead(self, kind, turn)
@@ -267,7 +267,7 @@ class BufferedTensorGaussian(buffered.BufferedGaussian):
         if self._memory is None:
             return noise.release(stream, total, unit, each, bits)
         kind = total.numel(), bits, total.device
-        with self._memory.lock:
+        with self._memory.lock.held:
             kept = self._memory.before(turn, kind)
             own = noise.drawn(stream, total.numel(), bits, total.device).to(torch.int64)
             after = _through(own, kept, self, bits, units)
