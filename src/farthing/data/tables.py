@@ -14,6 +14,7 @@ that a method uses: centre c, scales or matrix A, constant b for the intercept, 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -79,8 +80,9 @@ class Features:
         if self.radius is not None:
             validate.positive(radius=self.radius)
         for name, shapes in (("centre", [(), (d,)]), ("scale", [(), (d,), (d, d)])):
-            said = f"{name} must be a number, or one a feature, got {getattr(self, name)!r}"
-            value = arrays.attempt(lambda name=name: np.asarray(getattr(self, name), np.float64), said=said)
+            given = getattr(self, name)
+            said = partial("{} must be a number, or one a feature, got {!r}".format, name, given)
+            value = arrays.attempt(np.asarray, given, np.float64, said=said)
             if value.shape not in shapes or not np.isfinite(value).all():
                 raise InvalidValue(f"{name} must be finite, of a shape in {shapes}, got shape {value.shape}")
             object.__setattr__(self, name, value if value.ndim == 2 else np.broadcast_to(value, d))
