@@ -110,11 +110,12 @@ class Features:
         constant = self.intercept * w[-1] if self.intercept else np.zeros(w.shape[1:])
         return u, constant - self.centre @ u
 
-    def gather(self, total: Array, weight: Array, records: int) -> Array:
-        """Return Σ v z from Σ v x and Σ v of this many records, one column per output."""
+    def gather(self, total: Array, weight: Array, records: int, centred: bool = False) -> Array:
+        """Return Σ v z from Σ v x (if ``centred``, Σ v (x - c)) and Σ v of this many records."""
         mapped = total
         if not self.plain:
-            mapped = self._mapped(total - np.multiply.outer(self.centre, weight), records)
+            off = total if centred else total - np.multiply.outer(self.centre, weight)
+            mapped = self._mapped(off, records)
         return np.concatenate([mapped, (self.intercept * weight)[None]]) if self.intercept else mapped
 
     def rows(self, x: Any, unit: Array | None) -> Array:
@@ -174,6 +175,14 @@ class Features:
         scale = 1.0 if np.ndim(self.scale) == 2 else np.asarray(self.scale)
         length = float(np.linalg.norm(np.asarray(self.centre) * scale))
         return length, 0.0 if self.spread == 1 else self.across / _SPREAD
+
+    def long(self, records: int) -> bool:
+        """Return whether so many terms v x, which may be longer than v z, would be rounded too often.
+
+        Terms v (x - c) are added up then (a diagonal A makes none longer than v z), or v z. The rounding of x - c
+        takes the place of the one that subtracts the centre from the sum.
+        """
+        return summing.chain(records, self.spread) < _SHORTEST
 
     def _mapped(self, columns: Array, records: int) -> Array:
         """Return A times sums over this many records; a matrix A in parts with few roundings."""
@@ -246,7 +255,7 @@ class Weighted:
 
     def __init__(self, records: int, features: Features, columns: tuple[int, ...] = ()) -> None:
         self._features, self._records = features, records
-        self._long = summing.chain(records, features.spread) < _SHORTEST
+        self._long = features.long(records)
         spread = 1.0 if self._long else features.spread
         size = features.size if self._long else features.width
         self._total = summing.Sum(records, (size, *columns), spread=spread)

@@ -393,7 +393,7 @@ class Slope:
         gradient = LinearGradient(squared, self.features)
         quick = gradient.quick_sum(records, u, constant + self.origin, ClipNorm(self.clip), self.rms)
         if quick is not None:
-            return np.append(-self.features.gather(quick[:-2], quick[-2], len(records)), quick[-1])
+            return np.append(-quick[0], quick[1])
         total, squares = Weighted(len(records), self.features), Sum(len(records))
         for block in records.blocks(self.features):
             with np.errstate(over="ignore", invalid="ignore"):
