@@ -264,12 +264,11 @@ class Raw(NamedTuple):
             return None
         u, total = np.ascontiguousarray(u), np.empty((3, len(u) + 2))
         at = (rows.rows, rows.stride, native.pointer(self.places), self.number, len(u))
-        done = found["gradient_" + rows.kind](
+        done = found[("gradient_" if centre is None else "centred_") + rows.kind](
             *((*rows.some(slice(0, self.number)), len(u)) if rows.kind == "csr" else (*rows.addresses, *at)),
             *(native.pointer(u), constant, native.pointer(rows.y), native.pointer(norm)),
-            *(native.pointer(unit), native.pointer(shrink), *loss, chain),
-            *(() if rows.kind == "csr" else (native.pointer(centre),)),
-            native.pointer(total),
+            *(native.pointer(unit), native.pointer(shrink), *loss, chain, native.pointer(total)),
+            *(() if centre is None else (native.pointer(centre),)),
         )
         return None if done else total[0] + total[1]
 

@@ -179,8 +179,8 @@ class Features:
     def long(self, records: int) -> bool:
         """Return whether so many terms v x, which may be longer than v z, would be rounded too often.
 
-        Then terms v (x - c) are added up (which a diagonal A makes no longer than v z), or v z. The rounding of
-        x - c takes the place of the one that subtracts the centre from the sum.
+        Then terms v (x - c) are added up (which a diagonal A makes no longer than v z), or v z. The rounding
+        of x - c takes the place of the one that subtracts the centre from the sum.
         """
         return summing.chain(records, self.spread) < _SHORTEST
 

@@ -605,7 +605,7 @@ static inline void scale_row(double *z, i64 n, double factor)
             z[j] *= factor;
 }
 
-/* total[0 .. d+1] + total[d+2 .. 2d+3] = sum v x (v (x - centre), where there is one), that of v before `unit`, and
+/* total[0 .. d+1] + total[d+2 .. 2d+3] = sum v x (of `centred` v (x - centre)), that of v before `unit`, and
    that of squares, over the
    rows at `places` (NULL: the first n); total has room for 3 (d + 2). At most `chain` rows are added up before
    they go into the two sums, and no term takes part in more roundings than that: see summing.py. Returns -1,
@@ -892,10 +892,11 @@ static inline void scale_row(double *z, i64 n, double factor)
         }                                                                                                             \
         return 0;                                                                                                     \
     }                                                                                                                 \
-    i64 gradient_##NAME(const TYPE *restrict x, i64 rows, i64 stride, const i64 *restrict places, i64 n, i64 d,       \
-                        const double *restrict u, double constant, const double *y, const double *norm,               \
-                        const double *unit, const double *shrink, i64 loss, double width, double clip, double rms,    \
-                        i64 chain, const double *centre, double *restrict total)                                      \
+    static inline __attribute__((always_inline)) i64 summed_##NAME(                                                   \
+        const TYPE *restrict x, i64 rows, i64 stride, const i64 *restrict places, i64 n, i64 d,                       \
+        const double *restrict u, double constant, const double *y, const double *norm, const double *unit,           \
+        const double *shrink, i64 loss, double width, double clip, double rms, i64 chain, const double *centre,       \
+        double *restrict total, const int centred)                                                                    \
     {                                                                                                                 \
         const struct terms with = {y, norm, unit, shrink, constant, clip, width, rms, loss};                          \
         double *high = total, *low = total + d + 2, *part = total + 2 * (d + 2), ends[2][WIDTH] = {{0}};              \
@@ -923,15 +924,9 @@ static inline void scale_row(double *z, i64 n, double factor)
                 v[r] = dot_##NAME(row[r], u, ends[0], d);                                                             \
             multiples(&with, places ? places + i : NULL, i, count, v, part + d);                                      \
             for (r = 0; r + TOGETHER <= count; r += TOGETHER)                                                         \
-                if (centre)                                                                                           \
-                    add_##NAME(row + r, v + r, centre, d, part, ends[1], 1);                                          \
-                else                                                                                                  \
-                    add_##NAME(row + r, v + r, NULL, d, part, ends[1], 0);                                            \
+                add_##NAME(row + r, v + r, centre, d, part, ends[1], centred);                                        \
             for (; r < count; r++)                                                                                    \
-                if (centre)                                                                                           \
-                    add_one_##NAME(row[r], v[r], centre, d, part, ends[1], 1);                                        \
-                else                                                                                                  \
-                    add_one_##NAME(row[r], v[r], NULL, d, part, ends[1], 0);                                          \
+                add_one_##NAME(row[r], v[r], centre, d, part, ends[1], centred);                                      \
             since += count;                                                                                           \
             if (since + most > chain)                                                                                 \
                 take_tail(part, d, ends[1]), move(high, low, part, d + 2), since = 0;                                 \
@@ -939,6 +934,22 @@ static inline void scale_row(double *z, i64 n, double factor)
         take_tail(part, d, ends[1]);                                                                                  \
         move(high, low, part, d + 2);                                                                                 \
         return 0;                                                                                                     \
+    }                                                                                                                 \
+    i64 gradient_##NAME(const TYPE *restrict x, i64 rows, i64 stride, const i64 *restrict places, i64 n, i64 d,       \
+                        const double *restrict u, double constant, const double *y, const double *norm,               \
+                        const double *unit, const double *shrink, i64 loss, double width, double clip, double rms,    \
+                        i64 chain, double *restrict total)                                                            \
+    {                                                                                                                 \
+        return summed_##NAME(x, rows, stride, places, n, d, u, constant, y, norm, unit, shrink, loss, width, clip, rms,\
+                             chain, NULL, total, 0);                                                                  \
+    }                                                                                                                 \
+    i64 centred_##NAME(const TYPE *restrict x, i64 rows, i64 stride, const i64 *restrict places, i64 n, i64 d,        \
+                       const double *restrict u, double constant, const double *y, const double *norm,                \
+                       const double *unit, const double *shrink, i64 loss, double width, double clip, double rms,     \
+                       i64 chain, double *restrict total, const double *centre)                                       \
+    {                                                                                                                 \
+        return summed_##NAME(x, rows, stride, places, n, d, u, constant, y, norm, unit, shrink, loss, width, clip, rms,\
+                             chain, centre, total, 1);                                                                \
     }
 
 GRADIENT(f8, double)
