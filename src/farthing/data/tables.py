@@ -39,7 +39,6 @@ _FEWEST_ROWS, _MOST = 64, np.finfo(np.float64).max
 _LEAST = 2.0**-400  # least norm: smaller squares underflow, and residuals may be as large as 2¹⁰²⁴
 _REMEMBERED = 2**22  # the most rows whose factors are cached where no kernel measures them
 _SPREAD = 2.0**8  # the factor by which terms of Σ v x may exceed those of Σ v z
-_SHORTEST = 2**7  # roundings that a sum of such terms needs; with fewer, z is materialised
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,10 +111,8 @@ class Features:
 
     def gather(self, total: Array, weight: Array, records: int, centred: bool = False) -> Array:
         """Return Σ v z from Σ v x (if ``centred``, Σ v (x - c)) and Σ v of this many records."""
-        mapped = total
-        if not self.plain:
-            off = total if centred else total - np.multiply.outer(self.centre, weight)
-            mapped = self._mapped(off, records)
+        off = 0.0 if centred or self.plain else np.multiply.outer(self.centre, weight)
+        mapped = total if self.plain else self._mapped(total - off, records)
         return np.concatenate([mapped, (self.intercept * weight)[None]]) if self.intercept else mapped
 
     def rows(self, x: Any, unit: Array | None) -> Array:
@@ -175,14 +172,6 @@ class Features:
         scale = 1.0 if np.ndim(self.scale) == 2 else np.asarray(self.scale)
         length = float(np.linalg.norm(np.asarray(self.centre) * scale))
         return length, 0.0 if self.spread == 1 else self.across / _SPREAD
-
-    def long(self, records: int) -> bool:
-        """Return whether so many terms v x, which may be longer than v z, would be rounded too often.
-
-        Then terms v (x - c) are added up (which a diagonal A makes no longer than v z), or v z. The rounding
-        of x - c takes the place of the one that subtracts the centre from the sum.
-        """
-        return summing.chain(records, self.spread) < _SHORTEST
 
     def _mapped(self, columns: Array, records: int) -> Array:
         """Return A times sums over this many records; a matrix A in parts with few roundings."""
@@ -255,7 +244,7 @@ class Weighted:
 
     def __init__(self, records: int, features: Features, columns: tuple[int, ...] = ()) -> None:
         self._features, self._records = features, records
-        self._long = features.long(records)
+        self._long = summing.long(records, features.spread)
         spread = 1.0 if self._long else features.spread
         size = features.size if self._long else features.width
         self._total = summing.Sum(records, (size, *columns), spread=spread)

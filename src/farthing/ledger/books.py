@@ -101,7 +101,6 @@ class Books:
         self._counted: dict[str, Turns] = {}  # by promised event, as encoded in the rows
         self._holders: dict[int, Turns] = {}  # by the row of each charge
         self._replayed = 0  # the number of rows whose turns are counted
-        self._noted, self._noted_to = list[str](), 0  # notes, and the number of rows that were searched
         self._reserved: dict[Event, _Reservation] = {}
         self.memories, self._process = Memories(), os.getpid()
         self._lock = threading.RLock()
@@ -139,12 +138,7 @@ class Books:
 
     def notes(self) -> list[str]:
         """Return the recorded assumptions, which every guarantee states."""
-        with self._lock:
-            for row in self.journal.rows(self._noted_to):
-                self._noted_to = row.seq + 1
-                if row.kind == "note" and "note" in row.body:
-                    self._noted.append(row.body["note"])
-            return [*self._noted]
+        return self.journal.notes()
 
     def reserve(self, event: Event, count: int) -> None:
         """Charge ``count`` answers in advance."""

@@ -32,6 +32,7 @@ from farthing.data import raw
 from farthing.data.tables import Block, Features, Table, Weighted
 from farthing.data.weighted import PLACES, placed, weighed
 from farthing.errors import InvalidValue, Unsupported
+from farthing.noise import summing
 from farthing.noise.summing import Sum
 from farthing.queries.bounds import ROWS, ClipNorm, ClipOuter, Kind
 
@@ -276,7 +277,7 @@ class LinearGradient:
         if rows is None or type(bound) is not ClipNorm or (loss := self.kernel_loss(bound.clip, rms)) is None:
             return None
         features, n = self.features, len(records)
-        centred = features.long(n) and np.ndim(features.scale) == 1 and rows.centrable
+        centred = summing.long(n, features.spread) and np.ndim(features.scale) == 1 and rows.centrable
         chain = Sum(n, spread=1.0 if centred else features.spread).rows
         found = rows.gradient(
             u, constant, loss, chain, np.ascontiguousarray(features.centre) if centred else None
