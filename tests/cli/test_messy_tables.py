@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from farthing.accounting import gaussian
+from farthing.data import table_files
+from farthing.data.schema import Schema
 
 SPEND = ("--epsilon", "4", "--delta", "1e-5")
 SCHEMA = """{"columns": [{"name": "age", "low": 0, "high": 100}, {"name": "pay", "low": 0, "high": 10},
@@ -204,3 +206,40 @@ def test_a_draft_is_a_good_beginning(run: Any) -> None:
     assert "'id' holds rare texts only: left out" in done.err
     assert run("train", "a.csv", *SPEND, "--schema", "checked.json", "--out", "fit").code == 0
     assert run("schema", "a.csv", "--target", "Rich").err.count("did you mean 'rich'?") == 1
+
+
+def test_a_remark_on_many_columns_is_one_message(run: Any) -> None:
+    for width, lines in ((5, 5), (500, 1)):
+        names = [f"v{place}" for place in range(width)]
+        body = [[str((row + place) % 7) for place in range(width)] + ["ab"[row % 2]] for row in range(30)]
+        Path("wide.csv").write_text(text([[*names, "kind"], *body]))
+        done = run("schema", "wide.csv", "--target", "kind", "--out", "wide.json", "--force")
+        assert (done.code, done.err.count("few different whole numbers")) == (0, lines)
+    assert "column 'v0' (and 499 others, such as 'v1') holds few different whole numbers" in done.err
+
+
+def test_a_table_as_a_spreadsheet_exports_it_holds_the_records_of_the_plain_one(run: Any) -> None:
+    table = rows()
+    plain = [row[:] for row in table]
+    for row in plain[1:]:
+        row[2] = f"{1000 + 3 * int(row[1])}.50"
+    odd = [row[:] for row in plain]
+    for row in odd[1:]:
+        row[1], row[2] = f"'{row[1]}", f'"R$ {row[2][0]},{row[2][1:]}"'
+        row[3] = f"Mon, {row[3][8:]} Jun {row[3][:4]} 12:00:00 GMT".join('""')
+    Path("odd.csv").write_text(text(odd))
+    Path("plain.csv").write_text(text(plain))
+    found = []
+    for name in ("plain.csv", "odd.csv"):
+        assert run("schema", name, "--target", "rich", "--out", f"{name}.json").code == 0
+        draft = json.loads(Path(f"{name}.json").read_text())
+        draft.pop("drafted_from_private_data")
+        found.append([{key: one[key] for key in one if key != "format"} for one in draft["columns"]])
+        Path(f"{name}.json").write_text(json.dumps(draft))
+    assert found[0] == found[1]
+    schemas = [Schema.from_json(Path(f"{name}.json").read_text()) for name in ("plain.csv", "odd.csv")]
+    plain_rows, odd_rows = (
+        table_files.read(*each) for each in zip(("plain.csv", "odd.csv"), schemas, strict=True)
+    )
+    np.testing.assert_array_equal(plain_rows[0], odd_rows[0])
+    np.testing.assert_array_equal(plain_rows[1], odd_rows[1])

@@ -81,6 +81,15 @@ def test_one_vocabulary_serves_texts_numbers_and_booleans() -> None:
     assert day.codes(np.array(["2000-01-01"], dtype="datetime64[D]")).tolist() == [0]
 
 
+def test_accents_may_be_marks_after_their_letters() -> None:
+    composed, marked = "K\u00f6ln", "Ko\u0308ln"
+    for value in (composed, marked):
+        city = Categorical("city", ("Bonn", value))
+        assert city.codes([composed, marked, "Koln"]).tolist() == [1, 1, -1]
+    both = Categorical("city", (composed, marked))  # as a schema may list them
+    assert both.codes([composed, marked]).tolist() == [0, 1]
+
+
 def test_a_schema_with_all_of_it_survives_json() -> None:
     schema = Schema(
         (

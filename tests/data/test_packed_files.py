@@ -54,6 +54,13 @@ def test_each_kind_is_unpacked_and_a_part_of_it_is_refused(tmp_path: Path, kind:
         (b"\xd0\xcf\x11\xe0secret", "an Excel workbook: save it as CSV"),
         (b"SQLite format 3\0secret", "an SQLite database"),
         (b"\x28\xb5\x2f\xfdsecret", "packed by zstd: unpack it first"),
+        (b"\xff\xff\xff\xffsecret", "an Arrow stream"),
+        (b'[{"a": "secret"}]', "a JSON file"),
+        (b'{"a": "secret"}\n', "a JSON file"),
+        (b"<!DOCTYPE html><table><td>secret", "an HTML or XML document"),
+        (gzip.compress(b"PAR1secret"), "a packed Parquet file: unpack it first"),
+        (zipped(a=b'[{"a": "secret"}]'), "a JSON file"),
+        (gzip.compress(b"a.csv".ljust(257, b"\0") + b"ustar" + TEXT), "a tar archive: unpack it first"),
     ],
 )
 def test_what_is_no_text_is_named(tmp_path: Path, content: bytes, message: str) -> None:

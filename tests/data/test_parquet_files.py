@@ -124,7 +124,7 @@ def test_a_missing_boolean_leaves_all_other_records_where_they_are(arrow: Any, t
     assert rows[0] == rows[1]
 
 
-@pytest.mark.parametrize("kind", ["string", "large_string", "dictionary"])
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "dictionary"])
 def test_a_cell_that_is_no_utf8_is_its_own_records_matter(arrow: Any, tmp_path: Path, kind: str) -> None:
     cells = arrow.array([b"Male", b"\xff\xfe", None], arrow.binary()).cast(arrow.string(), safe=False)
     cells = cells.dictionary_encode() if kind == "dictionary" else cells.cast(kind, safe=False)

@@ -13,7 +13,8 @@ from farthing.linear.base import compact
 from farthing.linear.losses import LinearGradient, logistic, squared
 from farthing.linear.methods.descent import MARGIN, Norms, Spread, Stretch
 from farthing.linear.methods.leastsquares import RowMoments, RowScatter, Slope
-from farthing.noise import native
+from farthing.noise import native, summing
+from farthing.noise.summing import Sum
 
 RNG = np.random.default_rng(3)
 ROWS = RNG.uniform(size=(400, 9)) * 2
@@ -181,6 +182,38 @@ def test_sums_by_kernels_are_those_of_blocks(monkeypatch, kind, matrix):
                 patched.setattr(native, "_loaded", loaded)
                 found.append(contribution.bounded_sum(Table(ROWS.astype(kind), Y), at, bound))
         np.testing.assert_allclose(*found, rtol=1e-10, atol=1e-10)
+
+
+@kernels
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.uint8])
+@pytest.mark.parametrize("width", [3, 8, 9, 21])
+@pytest.mark.parametrize("rows", [1, 37, 400])
+def test_sums_over_long_tables_are_those_of_centred_rows(monkeypatch, kind, width, rows):
+    x = (RNG.uniform(size=(rows, width)) * 3).astype(kind)
+    features = Features(width, RNG.uniform(size=width), RNG.uniform(0.5, 2, width), intercept=0.7, radius=2.0)
+    table, w = Table(x, Y[:rows]), RNG.normal(size=width + 1)
+    gradient, real = LinearGradient(logistic, features), raw.Raw.gradient
+    found, centres = [], []
+
+    def watched(self, *given):
+        centres.append(given[4])
+        return real(self, *given)
+
+    monkeypatch.setattr(raw.Raw, "gradient", watched)
+    for long in (False, True):
+        monkeypatch.setattr(summing, "long", lambda records, spread, said=long: said)
+        found.append(gradient.bounded_sum(table, w, CLIP))
+    assert [each is None for each in centres] == [True, False]
+    np.testing.assert_allclose(*found, rtol=1e-10, atol=1e-10)
+
+
+@kernels
+def test_the_longest_tables_have_a_kernel_too():
+    """Terms v x are up to 2⁸ times as long as v z: of more than 2²⁹ / 23 rows too few could be added up."""
+    features = Features(9, centre=0.5)
+    assert [summing.long(rows, features.spread) for rows in (2**20, 2**26)] == [False, True]
+    least = 2 * 8  # rows that a kernel adds up at least
+    assert Sum(2**26, spread=features.spread).rows < least < Sum(2**30).rows
 
 
 @kernels

@@ -98,6 +98,15 @@ def test_a_target_of_a_few_whole_numbers_is_taken_for_labels(tmp_path: Path) -> 
     assert "if they are codes" in said["grade"]
 
 
+def test_a_target_of_labels_with_a_sign_or_a_fraction_of_zero_is_labels(tmp_path: Path) -> None:
+    for cells, expected in ((["1.0", "2.0", "3.0", "3"], ["1", "2", "3"]), (["-1", "1"], ["-1", "1"])):
+        rows = "".join(f"{row}.5,{cell}\n" for row in range(9) for cell in cells)
+        found, said = draft(tmp_path / "a.csv", f"a,kind\n{rows}", "kind")
+        assert (found["target"], said) == ({"name": "kind", "values": expected}, {})
+        target = Schema.from_json(json.dumps(found)).target
+        assert target.targets(cells).tolist() == [expected.index(cell.removesuffix(".0")) for cell in cells]
+
+
 def test_codes_with_missing_cells_and_labels_that_are_missing(tmp_path: Path) -> None:
     rows = "".join(f"{row % 3 or ''},{('', 'a', 'b')[row % 3]}\n" for row in range(60))
     found, said = draft(tmp_path / "a.csv", f"code,label\n{rows}", "label")
@@ -171,7 +180,28 @@ def column(tmp_path: Path, cells: list[str], name: str = "x") -> tuple[dict[str,
         ([f"0{1 + row % 9}-Mar-2001" for row in range(30)], {"first": "2001-01-01"}, ""),
         ([f"0{1 + row % 9}/13/95 02:30 PM" for row in range(30)], {"last": "1995-12-31"}, "two digits"),
         (["low", "high", "7"] * 20, {"values": ["7", "high", "low"]}, "mixes numbers and texts"),
-        (["TX", "Tx", "NY"] * 20, {"values": ["NY", "TX", "Tx"]}, "capitals alone"),
+        (["TX", "Tx", "NY"] * 20, {"values": ["NY", "TX", "Tx"]}, "capitals, accents or spaces alone"),
+        (["Ko\u0308ln", "K\u00f6ln", "Bonn"] * 9, {"values": ["Bonn", "K\u00f6ln"]}, ""),
+        (["Koln", "K\u00f6ln"] * 9, {"values": ["Koln", "K\u00f6ln"]}, "accents or spaces alone"),
+        (["New York", "New\u00a0York\u200b"] * 9, {}, "accents or spaces alone"),
+        ([f"{row}.5" for row in range(60)] + ["999999"] * 9, {"low": 0}, "has 999999, which often"),
+        (
+            [f"2001-05-{1 + row % 28:02}" for row in range(60)] + ["unclear", "\u2013", "999"],
+            {"first": "2001-01-01", "missing": "2001-07-01"},
+            "cells without a date",
+        ),
+        (
+            [f"2001-05-{1 + row:02}" for row in range(28)] + ["9999-12-31"],
+            {},
+            "often stands for a missing date",
+        ),
+        ([f"Mon, {1 + row:02} Oct 2017 12:00:00 GMT" for row in range(28)], {"first": "2017-01-01"}, ""),
+        ([f"201710{1 + row:02}T101112Z" for row in range(28)], {"format": "%Y%m%dT%H%M%SZ"}, ""),
+        ([f"{1 + row}/12/2017 10:11:12.125" for row in range(28)], {"format": "%d/%m/%Y %H:%M:%S.%f"}, ""),
+        ([f"{1 + row}. May 2017" for row in range(28)], {"format": "%d. %b %Y"}, ""),
+        (["Apr-2017", "Sep-2017", "Oct-2017"] * 9, {"format": "%b-%Y"}, ""),
+        ([f"R$ {row},234.50" for row in range(1, 30)], {"low": 0, "high": 30000}, ""),
+        ([f"'{row}" for row in range(30)], {"low": 0, "high": 30}, ""),
     ],
 )
 def test_a_column_is_drafted_as_a_person_expects(
@@ -197,6 +227,13 @@ def test_a_column_of_people_with_several_records_is_named(tmp_path: Path) -> Non
         ([f"+49 {row * 7919 % 10007}" for row in range(50)], "phone", "identifiers"),
         ([f"{row:05}" for row in range(0, 5000, 37)], "zip", "codes that begin with 0"),
         ([f"{row} kg" for row in range(50)], "weight", "numbers with a unit"),
+        ([f"{row},{row:03}.50 CR" for row in range(1, 50)], "pay", "numbers with a unit"),
+        ([f"{row % 24:02}:{row:02}" for row in range(50)], "clock", "or times"),
+        (
+            [f"2001-05-{1 + row % 28}" if row % 2 else f"{1 + row % 28}/05/2001" for row in range(50)],
+            "since",
+            "dates in several ways",
+        ),
     ],
 )
 def test_identifiers_codes_and_units_are_left_out(

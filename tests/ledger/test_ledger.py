@@ -229,6 +229,21 @@ def test_seeded_noise_voids_every_guarantee():
     assert "seeded" in str(ledger.guarantee)
 
 
+def test_notes_of_other_users_of_a_ledger_are_in_every_guarantee(tmp_path):
+    mine, other = (ft.Ledger(BUDGET, journal=tmp_path / "a.ledger") for _ in range(2))
+    for place, (ledger, text) in enumerate(
+        ((mine, "one"), (other, "two"), (mine, "three"), (other, "one")), 1
+    ):
+        ledger.note(text)
+        for each in (mine, other):
+            assert [word in each.guarantee.note for word in ("one", "two", "three")] == [
+                place >= 1,
+                place >= 2,
+                place >= 3,
+            ]
+            assert each.guarantee.note.count("one") == 1
+
+
 def test_copies_share_one_balance():
     ledger = ft.Ledger(BUDGET)
     assert copy.deepcopy(ledger) is ledger is copy.copy(ledger)

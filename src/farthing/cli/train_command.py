@@ -58,6 +58,7 @@ if TYPE_CHECKING:  # what opens numpy is opened by the commands
 
 from importlib.resources import files
 
+_MANY = 10  # columns of one remark that are all named
 _SHOWN = 0.1  # seconds between two looks at the progress
 
 
@@ -334,8 +335,11 @@ def schema(
         emit(text)
     else:
         model_file.write(out, f"{text}\n".encode())
-    for name, what in said.items():
-        say(f"column {name!r} {what}")
+    for what in dict.fromkeys(said.values()):
+        first, *more = (name for name, remark in said.items() if remark == what)
+        also = f" (and {len(more):,} others, such as {more[0]!r})" if len(more) > _MANY else ""
+        for name in [first] if also else [first, *more]:
+            say(f"column {name!r}{also} {what}")
     if data.DRAFTED not in text:
         return 0
     where = "this draft" if out is None else f"the draft {out}"

@@ -8,6 +8,7 @@ with an indicator).
 """
 
 import math
+import unicodedata
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from functools import cached_property, lru_cache
@@ -251,8 +252,9 @@ class Categorical:
     Notes
     -----
     Numbers, booleans and dates count as their text (1 and 1.0 as "1", true as "true" or "True", a day as
-    "2000-01-31"). The case of true, false, yes and no is ignored, and so are spaces around a text. So the
-    same vocabulary works for CSV files, Parquet files, lists and arrays.
+    "2000-01-31"). The case of true, false, yes and no is ignored, and so are spaces around a text; an accent
+    may be a part of its letter or a mark after it. So the same vocabulary works for CSV files, Parquet files,
+    lists and arrays.
 
     Examples
     --------
@@ -284,7 +286,10 @@ class Categorical:
 
     @cached_property
     def _position(self) -> dict[str, int]:
-        return {value: code for code, value in enumerate(self.values)}
+        found = {value: code for code, value in enumerate(self.values)}
+        for code, value in enumerate(self.values):
+            found.setdefault(unicodedata.normalize("NFC", value), code)
+        return found
 
     def codes(self, values: ArrayLike) -> NDArray[np.int64]:
         """Return the position of each value in the vocabulary, -1 if it is not listed."""
@@ -348,7 +353,7 @@ def spelt(cell: Any) -> tuple[str, ...]:
         cell = cell.isoformat().removesuffix("T00:00:00")
     if not isinstance(cell, str):
         return ()
-    text = cell.strip()
+    text = unicodedata.normalize("NFC", cell.strip())
     whole = text.removesuffix(".0")
     if whole != text and whole.removeprefix("-").isdigit():
         return text, whole

@@ -231,7 +231,8 @@ def _said_as(path: str, encoding: str | None) -> Iterator[None]:
             "cp1252, or save it as UTF-8)"
         ) from None
     except csv.Error as error:
-        raise InvalidValue(f"{path!r} is not a CSV table: {error}") from None
+        said = "a quote within a cell is not doubled" if "expected after" in str(error) else error
+        raise InvalidValue(f"{path!r} is not a CSV table: {said}") from None
 
 
 def _endless() -> csv.Error:
@@ -241,7 +242,7 @@ def _endless() -> csv.Error:
 def _rows(lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
     """Return the records of lines, each a list of cells."""
     if delimiter == " ":  # columns that are filled up with spaces
-        lines = (" ".join(filter(None, line.split(" "))) for line in lines)
+        lines = (" ".join(filter(None, line.rstrip(" \r\n").split(" "))) + "\n" for line in lines)
     skip = delimiter != " "
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST))  # a long cell is a cell
     return csv.reader(iter(lines), delimiter=delimiter, skipinitialspace=skip, strict=True)
@@ -263,6 +264,8 @@ def _cut(rows: list[list[str]], width: int) -> list[list[str]]:
 
 def _encoding(first: bytes) -> str:
     """Return how a file is written that begins with these bytes: a mark of UTF-16, or every second one 0."""
+    if first in (b"\xff\xfe\0\0", b"\0\0\xfe\xff"):
+        return "utf-32"
     if first[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return "utf-16"
     if len(first) == 4 and first[1] == first[3] == 0:

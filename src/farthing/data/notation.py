@@ -12,20 +12,25 @@ import math
 import re
 from datetime import date, datetime
 
-_UNIT = r"(?:[$€£¥₹]|(?:USD|EUR|GBP|CHF|JPY)\b)"
+_CODES = "AUD|BRL|CAD|CHF|CNY|CZK|DKK|EUR|GBP|HUF|INR|JPY|MXN|NOK|NZD|PLN|RON|SEK|TRY|USD|ZAR"
+_SIGNS = r"(?:US|A|C|CA|R|NZ|HK|MX)?\$|[€£¥₹₩₪₫₱₴₺₽₿]|kr\.?|zł|Kč|Ft|Fr\."
+_UNIT = rf"(?:{_SIGNS}|(?:{_CODES})\b)"
 _GAP = "[,'’ \u00a0\u2009\u202f]"  # what stands between thousands
+_GROUPS = rf"\d{{1,3}}(?P<gap>{_GAP})\d{{3}}(?:(?P=gap)\d{{3}})*|\d\d?(?:,\d\d)+,\d{{3}}"  # or lakhs
 _NUMBER = re.compile(
     rf"(?P<open>\()?\s*(?P<sign>[-+\u2212])?\s*{_UNIT}?\s*(?P<inner>[-+\u2212])?\s*"
-    rf"(?P<digits>\d{{1,3}}(?P<gap>{_GAP})\d{{3}}(?:(?P=gap)\d{{3}})*(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
+    rf"(?P<digits>(?:{_GROUPS})(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
     rf"\s*(?:%|{_UNIT})?\s*(?P<after>[-\u2212])?\s*(?P<close>\))?",
     re.ASCII,
 )
+_AS_TEXT = re.compile(r"'([^']+)|=\"([^\"]*)\"")  # a number that a spreadsheet is told to take for text
 _POINTED = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3})+(?:,\d*)?(?![\d.,])", re.ASCII)
 
 # Words for a number, a date or a label that is missing, in small letters.
 NO_LABEL = frozenset({"", "nan", "na", "n/a", "null", "?", ".", "#n/a", "<na>", "(null)", "\\n"})
 NO_VALUE = NO_LABEL | {"none", "nil", "nat", "-", "--", "..", "n.a.", "k.a.", "#na", "#value!", "#div/0!"}
-NO_VALUE |= {"#ref!", "missing", "unknown", "not available", "not known", "no data"}
+NO_VALUE |= {"\u2013", "\u2014", "(blank)", "k. a.", "#ref!", "missing", "unknown", "not available"}
+NO_VALUE |= {"not known", "no data"}
 
 
 def number(text: str) -> float:
@@ -38,13 +43,16 @@ def number(text: str) -> float:
         return float(text)
     except ValueError:
         pass
-    found = _NUMBER.fullmatch(text.strip())
+    text = text.strip()
+    if (told := _AS_TEXT.fullmatch(text)) is not None:
+        return number(told[1] or told[2])
+    found = _NUMBER.fullmatch(text)
     if found is None or bool(found["open"]) != bool(found["close"]):
         return math.nan
     signs = [found[name] for name in ("open", "sign", "inner", "after") if found[name]]
     if len(signs) > 1:
         return math.nan
-    digits = found["digits"] if found["gap"] is None else found["digits"].replace(found["gap"], "")
+    digits = found["digits"].replace(found["gap"] or ",", "")
     return float(digits) * (-1.0 if signs and signs[0] != "+" else 1.0)
 
 
@@ -72,9 +80,19 @@ _DAYS: tuple[str, ...] = (
     "%d.%m.%y",
 )
 _DAYS += ("%d/%m/%y", "%m/%d/%y", "%d %b %Y", "%d-%b-%Y", "%d-%b-%y", "%d %B %Y", "%B %d, %Y", "%b %d, %Y")
-_DAYS += ("%Y%m%d", "%Y-%m", "%m/%Y")
-_TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
+_DAYS += ("%d. %b %Y", "%d. %B %Y", "%a, %d %b %Y", "%Y%m%d", "%Y-%m", "%m/%Y", "%b %Y", "%b-%Y", "%B %Y")
+_TIMES: tuple[str, ...] = (
+    "",
+    " %H:%M",
+    " %H:%M:%S",
+    " %H:%M:%S.%f",
+    " %H:%M:%S GMT",
+    " %I:%M %p",
+    " %I:%M:%S %p",
+)
+_TIMES += ("T%H%M%S", "T%H%M%SZ")
 _PARTS = {"%Y": r"\d{4}", "%y": r"\d\d", "%p": "[AaPp][Mm]", "%b": "[A-Za-z]{3}", "%B": "[A-Za-z]{3,}"}
+_PARTS |= {"%a": "[A-Za-z]{3}", "%f": r"\d{1,6}"}
 _YEARS = range(1900, 2101)  # of eight digits without a mark, which may be another number
 
 

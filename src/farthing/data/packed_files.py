@@ -29,7 +29,15 @@ _OTHERS = {
     b"%PDF": "a PDF document: save the table as CSV",
     b"7z\xbc\xaf\x27\x1c": "a 7z archive: unpack it first",
     b"\x93NUMPY": "an array of numpy: write it as CSV or Parquet",
+    b"\xff\xff\xff\xff": "an Arrow stream: write it as Parquet",
+    b"PAR1": "a packed Parquet file: unpack it first",
+    b'{"': "a JSON file: write the table as CSV or Parquet",
+    b"[{": "a JSON file: write the table as CSV or Parquet",
+    **dict.fromkeys(
+        (b"<!", b"<?", b"<html", b"<HTML", b"<table"), "an HTML or XML document: save the table as CSV"
+    ),
 }
+_TAR = slice(257, 262), b"ustar"
 _SPOILT = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError)
 
 
@@ -48,9 +56,7 @@ def opened(path: str) -> Iterator[Unpacked]:
         with open(path, "rb") as raw, ExitStack() as stack:
             size = os.fstat(raw.fileno()).st_size or 1
             first = raw.peek(16)[:16]
-            for magic, what in _OTHERS.items():
-                if first.startswith(magic):
-                    raise InvalidValue(f"{path!r} is {what}")
+            _refuse_others(path, first)
             found = next((magic for magic in _PACKED if first.startswith(magic)), None)
             if found is None and path.endswith(".gz"):
                 found = _GZIP
@@ -61,12 +67,23 @@ def opened(path: str) -> Iterator[Unpacked]:
             elif found is not None:
                 kind, unpack = _PACKED[found]
                 file = stack.enter_context(unpack(raw))
+            _refuse_others(path, file.peek(_TAR[0].stop))
             yield Unpacked(file, lambda: min(1.0, raw.tell() / size))
     except _SPOILT:
         raise InvalidValue(f"{path!r} is not a complete {kind} file") from None
     except OSError as error:
         said = error.strerror or f"it is not a complete {kind} file"
         raise InvalidValue(f"{path!r} cannot be read: {said}") from None
+
+
+def _refuse_others(path: str, first: bytes) -> None:
+    """Refuse a file that begins with the bytes of another format."""
+    for magic, what in _OTHERS.items():
+        if first.startswith(magic):
+            raise InvalidValue(f"{path!r} is {what}")
+    place, mark = _TAR
+    if first[place] == mark:
+        raise InvalidValue(f"{path!r} is a tar archive: unpack it first")
 
 
 @contextmanager

@@ -111,6 +111,8 @@ def _known(kind: Any) -> str | None:
         kind = kind.value_type
     if any(is_it(kind) for is_it in (types.is_string, types.is_large_string, types.is_null)):
         return "text"
+    if str(kind) == "string_view":  # which older versions of pyarrow have no function for
+        return "text"
     if types.is_integer(kind) or types.is_boolean(kind):
         return "whole"
     if types.is_floating(kind) or types.is_decimal(kind):

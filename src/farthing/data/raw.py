@@ -165,6 +165,11 @@ class Raw(NamedTuple):
     number: int
     factors: Factors
 
+    @property
+    def centrable(self) -> bool:
+        """Return whether `gradient` can take a centre."""
+        return self.stored.kind != "csr" and self.factors[0] is None
+
     def stretch(self, u: Array, constant: Any, loss: KernelLoss) -> float | None:
         """Return Σ residual · margin, each term clamped to the loss's clip; None without a kernel."""
         rows, found = self.stored, native.kernels(self.number * len(u))
@@ -248,10 +253,13 @@ class Raw(NamedTuple):
         factors = (None if each is None else native.pointer(each[part]) for each in self.factors[:2])
         return *self.stored.some(part), *factors
 
-    def gradient(self, u: Array, constant: Any, loss: KernelLoss, chain: int) -> Array | None:
+    def gradient(
+        self, u: Array, constant: Any, loss: KernelLoss, chain: int, centre: Array | None = None
+    ) -> Array | None:
         """Return Σ v x, Σ v and Σ min(size / 2 rms, 1)² - 1/2, end to end; None where no kernel sums them.
 
-        v is a row's clipped residual. At most ``chain`` rows are added up before they go into a sum of two
+        v is a row's clipped residual. With a ``centre`` (of dense rows that no g shrinks) the first is
+        Σ v (x - centre). At most ``chain`` rows are added up before they go into a sum of two
         parts, as `farthing.noise.summing` requires.
         """
         rows, (unit, shrink, norm) = self.stored, self.factors
@@ -262,10 +270,11 @@ class Raw(NamedTuple):
             return None
         u, total = np.ascontiguousarray(u), np.empty((3, len(u) + 2))
         at = (rows.rows, rows.stride, native.pointer(self.places), self.number, len(u))
-        done = found["gradient_" + rows.kind](
+        done = found[("gradient_" if centre is None else "centred_") + rows.kind](
             *((*rows.some(slice(0, self.number)), len(u)) if rows.kind == "csr" else (*rows.addresses, *at)),
             *(native.pointer(u), constant, native.pointer(rows.y), native.pointer(norm)),
             *(native.pointer(unit), native.pointer(shrink), *loss, chain, native.pointer(total)),
+            *(() if centre is None else (native.pointer(centre),)),
         )
         return None if done else total[0] + total[1]
 

@@ -7,8 +7,9 @@ numbers beyond the smallest and the largest, and a value that fewer than `FEWEST
 
 import math
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from itertools import pairwise
@@ -28,16 +29,32 @@ MOST_VALUES = 100  # a column with more distinct texts, rare ones aside, is free
 _COUNTED = 10_000  # distinct texts that are counted; a column with more is free text
 _BLANK: dict[str, Any] = {"low": None, "high": None, "values": []}  # values that a person must fill in
 _MOST_LABELS = 10  # a target with at most so many distinct whole numbers is taken for labels
-_MOSTLY = 0.8  # the share of numbers from which texts among them count as missing
+_MOSTLY = 0.8  # the share of numbers, or of dates, from which texts among them count as missing
+_TRIED = 100  # distinct cells that are tried by all ways to write dates
 _ID = re.compile(r"(^|[_\W])(id|uuid|guid|key|index|nr|number)$|[a-z]I[dD]$", re.IGNORECASE)
 _PERSONAL = re.compile(
     r"(^|[_\W])(ssn|phone|telephone|mobile|fax|iban|passport|account|e-?mail)([_ ]?(no|nr|number|id))?$",
     re.IGNORECASE,
 )
-_UNIT = re.compile(r"[-+]?\d+(?:[.,]\d+)?\s?[^\W\d_]{1,5}")
+_UNIT = re.compile(r"[-+]?\d[\d.,]*\s?[^\W\d_]{1,5}|\d+:\d\d(?::\d\d)?")
+_WHOLE = re.compile(r"\d+(?:\.0)?")
 _CODE = re.compile(r"0\d+")  # a number that begins with 0 is a code
-_SENTINELS = {-9.0, -99.0, -999.0, -9999.0, -99999.0}
+_SENTINELS = {-9.0, -99.0, -999.0, -9999.0, -99999.0, 999.0, 9999.0, 99999.0, 999999.0}
+_NO_DAYS = ("0001-01-01", "1899-12-30", "1900-01-01", "1970-01-01", "2099-12-31", "2999-12-31", "9999-12-31")
 _FOLDED = ("true", "false", "yes", "no")  # whose capitals do not count
+
+
+@dataclass(slots=True)
+class _Days:
+    """The facts that were read from dates that are written in one way."""
+
+    low: int = date.max.toordinal()
+    high: int = 0
+    records: int = 0
+
+    def add(self, day: int, n: int) -> None:
+        """Add the date of so many records."""
+        self.low, self.high, self.records = min(self.low, day), max(self.high, day), self.records + n
 
 
 @dataclass(slots=True)
@@ -48,13 +65,14 @@ class _Seen:
     high: float = -math.inf
     numbers: int = 0  # records with a number
     words: int = 0  # records with neither a number nor a word for none
-    units: int = 0  # among those, a number with a unit
+    units: int = 0  # among those, a number with a unit, or a time of day
     codes: bool = False  # whether some whole numbers begin with 0
     grouped: bool = True  # whether all points may separate thousands
     pointed: bool = False  # whether there are any
     sentinel: float | None = None
-    # first and last day by each way to write dates that fits all cells so far; None before the first cell
-    days: dict[str, tuple[float, float]] | None = None
+    days: dict[str, _Days] = field(default_factory=dict)  # by each way to write dates that fits many cells
+    tried: int = 0  # distinct cells that were tried by all ways
+    dated: int = 0  # records with a date
     missing: bool = False
     rising: bool = True  # whole numbers, each larger than the one before: row numbers
     records: int = 0
@@ -74,6 +92,8 @@ class _Seen:
         self._add_days(distinct)
         for cell, n in distinct.items():
             self._add_cell(cell, n, csv, commas)
+        some = (self.numbers + self.words) * (1 - _MOSTLY)
+        self.days = {way: days for way, days in self.days.items() if days.records >= some}
         self.rising = self.rising and not self.words and _rising(cells, before)
 
     def _add_cell(self, cell: str, n: int, csv: Csv, commas: bool) -> None:
@@ -86,39 +106,50 @@ class _Seen:
         self.codes = self.codes or bool(_CODE.fullmatch(cell))
         if commas and csv.decimal is None and "." in cell and "," not in cell:
             self.pointed, self.grouped = True, self.grouped and _grouped(cell)
-        if found in _SENTINELS:
-            self.sentinel = min(found, self.sentinel or 0.0)
+        if found in _SENTINELS and abs(found) >= abs(self.sentinel or 0.0):
+            self.sentinel = found
         self.low, self.high = min(self.low, found), max(self.high, found)
 
-    def _add_days(self, distinct: Iterable[str]) -> None:
-        for cell in distinct:
-            if self.days is None:
-                self.days = dict.fromkeys(notation.ways(cell), (math.inf, -math.inf))
-            for way, (low, high) in [*self.days.items()]:
-                if (day := notation.day(cell, way)) is None:
-                    del self.days[way]
-                else:
-                    self.days[way] = min(low, day), max(high, day)
-            if not self.days:
+    def _add_days(self, distinct: Mapping[str, int]) -> None:
+        for cell, n in distinct.items():
+            if not self.days and self.tried >= _TRIED:
                 return
+            fits = notation.ways(cell) if self.tried < _TRIED else [*self.days]
+            self.tried += 1
+            days = [(way, day) for way in fits if (day := notation.day(cell, way)) is not None]
+            for way, day in days:
+                self.days.setdefault(way, _Days()).add(day, n)
+            self.dated += n if days else 0
+
+    def _written(self) -> str | None:
+        """Return the way in which most dates are written, None where no way fits most cells."""
+        most = max((days.records for days in self.days.values()), default=0)
+        if most == 0 or most < _MOSTLY * (self.numbers + self.words):
+            return None
+        return next(way for way, days in self.days.items() if days.records == most)
 
     def described(self, name: str, target: bool) -> tuple[dict[str, Any] | None, str]:
         """Return the column of a schema, None to leave it out, and a remark for the person who checks it."""
         column: dict[str, Any] = {"name": name}
-        whole = all(text.isdigit() for text in self.texts if text.lower() not in notation.NO_VALUE)
+        texts = [text for text in self.texts if text.lower() not in notation.NO_VALUE]
+        whole = all(_WHOLE.fullmatch(text.removeprefix("-" if target else "")) for text in texts)
+        if whole:
+            self.texts = _counted(self.texts, lambda text: text.removesuffix(".0"))
         few = len(self.texts) <= _MOST_LABELS
         if target and whole and few:
             return self._listed(column, target)
         if not target and self._identifies(name, whole):
             return None, "holds row numbers or identifiers: left out"
-        if self.days:
-            return self._range(column)
+        if (way := self._written()) is not None and not target:
+            return self._range(column, way)
+        if not target and self.dated >= _MOSTLY * (self.numbers + self.words) and self.dated > FEWEST:
+            return None, "holds dates in several ways: left out, unless you write them in one"
         if not self.words and not self.codes:
             return self._bounds(column, target, whole)
         if self.numbers >= _MOSTLY * (self.numbers + self.words) and not few and not self.codes:
             return self._bounds(column, target, False)
         if not target and self.units >= _MOSTLY * (self.numbers + self.words) and not few:
-            return None, "holds numbers with a unit: left out, unless you write them without"
+            return None, "holds numbers with a unit, or times: left out, unless you write plain numbers"
         return self._listed(column, target)
 
     def _identifies(self, name: str, whole: bool) -> bool:
@@ -154,27 +185,32 @@ class _Seen:
             )
         if self.pointed and self.grouped:
             said.append("has points that may separate thousands: then give --decimal , to every command")
-        if self.sentinel == self.low:
+        if self.sentinel in (self.low, self.high):
             said.append(
-                f"has {self.low:g}, which often stands for a missing number: if so, empty those cells"
+                f"has {self.sentinel:.0f}, which often stands for a missing number: if so, empty those cells"
             )
         return column, "; ".join(said)
 
-    def _range(self, column: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        assert self.days
-        way, days = next(iter(self.days.items()))
-        first, last = (date.fromordinal(int(day)).year for day in days)
+    def _range(self, column: dict[str, Any], way: str) -> tuple[dict[str, Any], str]:
+        found = self.days[way]
+        first, last = (date.fromordinal(day).year for day in (found.low, found.high))
         column |= {"first": f"{first:04}-01-01", "last": f"{last:04}-12-31"}
         said = []
         if way:
             column["format"] = way
-        if (other := notation.swapped(way)) != way and other in self.days:
-            said.append(f"may have day and month in either order: check 'format', {way} or {other}")
+        other = self.days.get(notation.swapped(way), _Days())
+        if notation.swapped(way) != way and other.records == found.records:
+            said.append(
+                f"may have day and month in either order: check 'format', {way} or {notation.swapped(way)}"
+            )
         if "%y" in way:
             said.append("has years of two digits, which are taken for 1969 to 2068")
-        if self.missing:
+        if self.missing or found.records < self.numbers + self.words:
             column["missing"] = f"{(first + last) // 2:04}-07-01"
             said.append("has cells without a date: 'missing' replaces them, with an indicator")
+        for text in _NO_DAYS:
+            if date.fromisoformat(text).toordinal() in (found.low, found.high):
+                said.append(f"has {text}, which often stands for a missing date: if so, empty those cells")
         return column, "; ".join(said)
 
     def _listed(self, column: dict[str, Any], target: bool) -> tuple[dict[str, Any] | None, str]:
@@ -191,8 +227,11 @@ class _Seen:
         said = []
         if self.numbers and self.words and min(self.numbers, self.words) * 20 > self.records:
             said.append("mixes numbers and texts")
-        if len({text.casefold() for text in common}) < len(common):
-            said.append("has values that differ in capitals alone: write them alike, if they mean the same")
+        if len({*map(_look, common)}) < len(common):
+            said.append(
+                "has values that differ in capitals, accents or spaces alone: write them alike, if they mean "
+                "the same"
+            )
         if any(text.lower() in absent for text in texts):
             said.append("has cells without a label: their records will count as nothing")
         if any(n < FEWEST and text.lower() not in absent for text, n in texts.items()):
@@ -275,12 +314,25 @@ def _text(cell: Any) -> str:
 
 
 def _folded(texts: Counter[str]) -> Counter[str]:
-    """Return counts in which words for true and false that differ in capitals only are one text."""
-    found = Counter[str]()
+    """Return counts in which spellings that a vocabulary takes for one value are one text."""
     several = {word for word in _FOLDED if sum(text.lower() == word for text in texts) > 1}
+    return _counted(
+        texts, lambda text: text.lower() if text.lower() in several else unicodedata.normalize("NFC", text)
+    )
+
+
+def _counted(texts: Counter[str], written: Callable[[str], str]) -> Counter[str]:
+    """Return counts of texts as they are written by a function."""
+    found = Counter[str]()
     for text, n in texts.items():
-        found[text.lower() if text.lower() in several else text] += n
+        found[written(text)] += n
     return found
+
+
+def _look(text: str) -> str:
+    """Return a text without capitals, accents and spaces."""
+    plain = unicodedata.normalize("NFKD", text.casefold())
+    return "".join(mark for mark in plain if unicodedata.category(mark)[0] in "LNPS")
 
 
 def _short(number: float) -> float:

@@ -14,6 +14,7 @@ that a method uses: centre c, scales or matrix A, constant b for the intercept, 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -38,7 +39,6 @@ _FEWEST_ROWS, _MOST = 64, np.finfo(np.float64).max
 _LEAST = 2.0**-400  # least norm: smaller squares underflow, and residuals may be as large as 2¹⁰²⁴
 _REMEMBERED = 2**22  # the most rows whose factors are cached where no kernel measures them
 _SPREAD = 2.0**8  # the factor by which terms of Σ v x may exceed those of Σ v z
-_SHORTEST = 2**7  # roundings that a sum of such terms needs; with fewer, z is materialised
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,8 +79,9 @@ class Features:
         if self.radius is not None:
             validate.positive(radius=self.radius)
         for name, shapes in (("centre", [(), (d,)]), ("scale", [(), (d,), (d, d)])):
-            said = f"{name} must be a number, or one a feature, got {getattr(self, name)!r}"
-            value = arrays.attempt(lambda name=name: np.asarray(getattr(self, name), np.float64), said=said)
+            given = getattr(self, name)
+            said = partial("{} must be a number, or one a feature, got {!r}".format, name, given)
+            value = arrays.attempt(np.asarray, given, np.float64, said=said)
             if value.shape not in shapes or not np.isfinite(value).all():
                 raise InvalidValue(f"{name} must be finite, of a shape in {shapes}, got shape {value.shape}")
             object.__setattr__(self, name, value if value.ndim == 2 else np.broadcast_to(value, d))
@@ -108,11 +109,10 @@ class Features:
         constant = self.intercept * w[-1] if self.intercept else np.zeros(w.shape[1:])
         return u, constant - self.centre @ u
 
-    def gather(self, total: Array, weight: Array, records: int) -> Array:
-        """Return Σ v z from Σ v x and Σ v of this many records, one column per output."""
-        mapped = total
-        if not self.plain:
-            mapped = self._mapped(total - np.multiply.outer(self.centre, weight), records)
+    def gather(self, total: Array, weight: Array, records: int, centred: bool = False) -> Array:
+        """Return Σ v z from Σ v x (if ``centred``, Σ v (x - c)) and Σ v of this many records."""
+        off = 0.0 if centred or self.plain else np.multiply.outer(self.centre, weight)
+        mapped = total if self.plain else self._mapped(total - off, records)
         return np.concatenate([mapped, (self.intercept * weight)[None]]) if self.intercept else mapped
 
     def rows(self, x: Any, unit: Array | None) -> Array:
@@ -244,7 +244,7 @@ class Weighted:
 
     def __init__(self, records: int, features: Features, columns: tuple[int, ...] = ()) -> None:
         self._features, self._records = features, records
-        self._long = summing.chain(records, features.spread) < _SHORTEST
+        self._long = summing.long(records, features.spread)
         spread = 1.0 if self._long else features.spread
         size = features.size if self._long else features.width
         self._total = summing.Sum(records, (size, *columns), spread=spread)

@@ -136,7 +136,7 @@ class Books:
 
     def notes(self) -> list[str]:
         """Return the recorded assumptions, which every guarantee states."""
-        return [row.body["note"] for row in self.journal.rows() if row.kind == "note" and "note" in row.body]
+        return self.journal.notes()
 
     def reserve(self, event: Event, count: int) -> None:
         """Charge ``count`` answers in advance."""

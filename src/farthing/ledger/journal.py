@@ -113,6 +113,7 @@ class Journal:
         self._connection: sqlite3.Connection | None = None
         self._head: Head | None = None
         self._last = _BEFORE  # the newest row that was checked
+        self._notes, self._searched = list[str](), 0  # of rows below this number
         self._verified = self._closed = False
         self._pid = os.getpid()
         if self.path is None:
@@ -245,6 +246,15 @@ class Journal:
                 page = self._fetch(f"{_FROM} LIMIT {_PAGE}", start)
             yield from map(self._check, page)
             start = page[-1][0] + 1 if page else start
+
+    def notes(self) -> list[str]:
+        """Return the texts of all rows of kind "note", each of which is read once."""
+        with self._lock:
+            for row in self.rows(self._searched):
+                self._searched = row.seq + 1
+                if row.kind == "note" and "note" in row.body:
+                    self._notes.append(row.body["note"])
+            return [*self._notes]
 
     def last(self) -> Row:
         """Return the newest row of any process."""

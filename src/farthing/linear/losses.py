@@ -32,6 +32,7 @@ from farthing.data import raw
 from farthing.data.tables import Block, Features, Table, Weighted
 from farthing.data.weighted import PLACES, placed, weighed
 from farthing.errors import InvalidValue, Unsupported
+from farthing.noise import summing
 from farthing.noise.summing import Sum
 from farthing.queries.bounds import ROWS, ClipNorm, ClipOuter, Kind
 
@@ -260,7 +261,7 @@ class LinearGradient:
             )
         u, constant = self.features.unfold(w)
         if (quick := self.quick_sum(records, u, constant, bound)) is not None:
-            return self.features.gather(quick[:-2], quick[-2], len(records))
+            return quick[0]
         total = Weighted(len(records), self.features, u.shape[1:])
         for block in records.blocks(self.features):
             factors = self.factors(block, u, constant, bound)
@@ -269,14 +270,19 @@ class LinearGradient:
 
     def quick_sum(
         self, records: Any, u: Array, constant: Any, bound: ClipNorm, rms: float = 0.0
-    ) -> Array | None:
-        """Return the sum of `Raw.gradient`, reading every row once; None if there is no kernel for it."""
+    ) -> tuple[Array, Any] | None:
+        """Return the sums of `Raw.gradient`, with Σ v z in place of Σ v x and Σ v; None without a kernel."""
         rows = records.raw(self.features) if type(records) is Table else None
         # rows of clients with different bounds are clipped one by one
         if rows is None or type(bound) is not ClipNorm or (loss := self.kernel_loss(bound.clip, rms)) is None:
             return None
-        chain = Sum(len(records), spread=self.features.spread).rows
-        return rows.gradient(u, constant, loss, chain)
+        features, n = self.features, len(records)
+        centred = summing.long(n, features.spread) and np.ndim(features.scale) == 1 and rows.centrable
+        chain = Sum(n, spread=1.0 if centred else features.spread).rows
+        found = rows.gradient(
+            u, constant, loss, chain, np.ascontiguousarray(features.centre) if centred else None
+        )
+        return None if found is None else (features.gather(found[:-2], found[-2], n, centred), found[-1])
 
     def kernel_loss(self, clip: float, rms: float = 0.0) -> raw.KernelLoss | None:
         """Return the loss in the kernels' encoding; None if they do not support it."""

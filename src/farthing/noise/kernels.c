@@ -605,7 +605,8 @@ static inline void scale_row(double *z, i64 n, double factor)
             z[j] *= factor;
 }
 
-/* total[0 .. d+1] + total[d+2 .. 2d+3] = sum v x, that of v before `unit`, and that of squares, over the
+/* total[0 .. d+1] + total[d+2 .. 2d+3] = sum v x (of `centred` v (x - centre)), that of v before `unit`, and
+   that of squares, over the
    rows at `places` (NULL: the first n); total has room for 3 (d + 2). At most `chain` rows are added up before
    they go into the two sums, and no term takes part in more roundings than that: see summing.py. Returns -1,
    and does nothing, where a place is no row. */
@@ -649,38 +650,47 @@ static inline void scale_row(double *z, i64 n, double factor)
             for (int r = 0; r < TOGETHER; r++)                                                                \
                 out[r] += (double)row[r][j] * u[j];                                                           \
     }                                                                                                         \
-    static inline void add_one_##NAME(const TYPE *row, double v, i64 d, double *part, double *tail)           \
-    {                                                                                                         \
-        i64 j = 0;                                                                                            \
-        for (; j + WIDTH <= d; j += WIDTH)                                                                    \
-            store(part + j, load_f8(part + j) + v * load_##NAME(row + j));                                    \
-        if (j < d && d >= WIDTH)                                                                              \
-            store(tail, load_f8(tail) + v * load_##NAME(row + d - WIDTH)), j = d;                             \
-        for (; j < d; j++)                                                                                    \
-            part[j] += v * (double)row[j];                                                                    \
-    }                                                                                                         \
-    static inline void add_##NAME(const TYPE *const *row, const double *v, i64 d, double *part, double *tail) \
-    {                                                                                                         \
-        const TYPE *a = row[0], *b = row[1], *c = row[2], *e = row[3], *f = row[4], *g = row[5], *h = row[6], \
-                   *k = row[7];                                                                               \
-        const double va = v[0], vb = v[1], vc = v[2], ve = v[3], vf = v[4], vg = v[5], vh = v[6], vk = v[7];  \
-        i64 j = 0;                                                                                            \
-        for (; j < d && d >= WIDTH; j += WIDTH) {                                                             \
-            const i64 last = j + WIDTH > d, at = last ? d - WIDTH : j;                                        \
-            double *to = last ? tail : part + j;                                                              \
-            wide first = load_f8(to) + va * load_##NAME(a + at), second = vb * load_##NAME(b + at);           \
-            first += vc * load_##NAME(c + at);                                                                \
-            second += ve * load_##NAME(e + at);                                                               \
-            first += vf * load_##NAME(f + at);                                                                \
-            second += vg * load_##NAME(g + at);                                                               \
-            first += vh * load_##NAME(h + at);                                                                \
-            second += vk * load_##NAME(k + at);                                                               \
-            store(to, first + second);                                                                        \
-        }                                                                                                     \
-        for (; j < d; j++)                                                                                    \
-            for (int r = 0; r < TOGETHER; r++)                                                                \
-                part[j] += v[r] * (double)row[r][j];                                                          \
-    }                                                                                                         \
+    /* part += v x, or v (x - centre) if `centred` is 1 */                                                         \
+    static inline __attribute__((always_inline)) void add_one_##NAME(                                                 \
+        const TYPE *row, double v, const double *centre, i64 d, double *part, double *tail, const int centred)        \
+    {                                                                                                                 \
+        i64 j = 0;                                                                                                    \
+        for (; j < d && d >= WIDTH; j += WIDTH) {                                                                     \
+            const i64 last = j + WIDTH > d, at = last ? d - WIDTH : j;                                                \
+            double *to = last ? tail : part + j;                                                                      \
+            wide value = load_##NAME(row + at);                                                                       \
+            if (centred)                                                                                              \
+                value -= load_f8(centre + at);                                                                        \
+            store(to, load_f8(to) + v * value);                                                                       \
+        }                                                                                                             \
+        for (; j < d; j++)                                                                                            \
+            part[j] += v * ((double)row[j] - (centred ? centre[j] : 0));                                              \
+    }                                                                                                                 \
+    static inline __attribute__((always_inline)) void add_##NAME(                                                     \
+        const TYPE *const *row, const double *v, const double *centre, i64 d, double *part, double *tail,             \
+        const int centred)                                                                                            \
+    {                                                                                                                 \
+        const TYPE *a = row[0], *b = row[1], *c = row[2], *e = row[3], *f = row[4], *g = row[5], *h = row[6],         \
+                   *k = row[7];                                                                                       \
+        const double va = v[0], vb = v[1], vc = v[2], ve = v[3], vf = v[4], vg = v[5], vh = v[6], vk = v[7];          \
+        i64 j = 0;                                                                                                    \
+        for (; j < d && d >= WIDTH; j += WIDTH) {                                                                     \
+            const i64 last = j + WIDTH > d, at = last ? d - WIDTH : j;                                                \
+            double *to = last ? tail : part + j;                                                                      \
+            const wide from = centred ? load_f8(centre + at) : splat(0);                                              \
+            wide first = load_f8(to) + va * (load_##NAME(a + at) - from), second = vb * (load_##NAME(b + at) - from); \
+            first += vc * (load_##NAME(c + at) - from);                                                               \
+            second += ve * (load_##NAME(e + at) - from);                                                              \
+            first += vf * (load_##NAME(f + at) - from);                                                               \
+            second += vg * (load_##NAME(g + at) - from);                                                              \
+            first += vh * (load_##NAME(h + at) - from);                                                               \
+            second += vk * (load_##NAME(k + at) - from);                                                              \
+            store(to, first + second);                                                                                \
+        }                                                                                                             \
+        for (; j < d; j++)                                                                                            \
+            for (int r = 0; r < TOGETHER; r++)                                                                        \
+                part[j] += v[r] * ((double)row[r][j] - (centred ? centre[j] : 0));                                    \
+    }                                                                                                                 \
     /* out[i] = x[i] . u of the first n rows */                                                               \
     i64 products_##NAME(const TYPE *restrict x, i64 stride, i64 n, i64 d, const double *restrict u,           \
                         double *restrict out)                                                                 \
@@ -882,10 +892,11 @@ static inline void scale_row(double *z, i64 n, double factor)
         }                                                                                                             \
         return 0;                                                                                                     \
     }                                                                                                                 \
-    i64 gradient_##NAME(const TYPE *restrict x, i64 rows, i64 stride, const i64 *restrict places, i64 n, i64 d,       \
-                        const double *restrict u, double constant, const double *y, const double *norm,               \
-                        const double *unit, const double *shrink, i64 loss, double width, double clip, double rms,    \
-                        i64 chain, double *restrict total)                                                            \
+    static inline __attribute__((always_inline)) i64 summed_##NAME(                                                   \
+        const TYPE *restrict x, i64 rows, i64 stride, const i64 *restrict places, i64 n, i64 d,                       \
+        const double *restrict u, double constant, const double *y, const double *norm, const double *unit,           \
+        const double *shrink, i64 loss, double width, double clip, double rms, i64 chain, const double *centre,       \
+        double *restrict total, const int centred)                                                                    \
     {                                                                                                                 \
         const struct terms with = {y, norm, unit, shrink, constant, clip, width, rms, loss};                          \
         double *high = total, *low = total + d + 2, *part = total + 2 * (d + 2), ends[2][WIDTH] = {{0}};              \
@@ -913,9 +924,9 @@ static inline void scale_row(double *z, i64 n, double factor)
                 v[r] = dot_##NAME(row[r], u, ends[0], d);                                                             \
             multiples(&with, places ? places + i : NULL, i, count, v, part + d);                                      \
             for (r = 0; r + TOGETHER <= count; r += TOGETHER)                                                         \
-                add_##NAME(row + r, v + r, d, part, ends[1]);                                                         \
+                add_##NAME(row + r, v + r, centre, d, part, ends[1], centred);                                        \
             for (; r < count; r++)                                                                                    \
-                add_one_##NAME(row[r], v[r], d, part, ends[1]);                                                       \
+                add_one_##NAME(row[r], v[r], centre, d, part, ends[1], centred);                                      \
             since += count;                                                                                           \
             if (since + most > chain)                                                                                 \
                 take_tail(part, d, ends[1]), move(high, low, part, d + 2), since = 0;                                 \
@@ -923,6 +934,22 @@ static inline void scale_row(double *z, i64 n, double factor)
         take_tail(part, d, ends[1]);                                                                                  \
         move(high, low, part, d + 2);                                                                                 \
         return 0;                                                                                                     \
+    }                                                                                                                 \
+    i64 gradient_##NAME(const TYPE *restrict x, i64 rows, i64 stride, const i64 *restrict places, i64 n, i64 d,       \
+                        const double *restrict u, double constant, const double *y, const double *norm,               \
+                        const double *unit, const double *shrink, i64 loss, double width, double clip, double rms,    \
+                        i64 chain, double *restrict total)                                                            \
+    {                                                                                                                 \
+        return summed_##NAME(x, rows, stride, places, n, d, u, constant, y, norm, unit, shrink, loss, width, clip, rms,\
+                             chain, NULL, total, 0);                                                                  \
+    }                                                                                                                 \
+    i64 centred_##NAME(const TYPE *restrict x, i64 rows, i64 stride, const i64 *restrict places, i64 n, i64 d,        \
+                       const double *restrict u, double constant, const double *y, const double *norm,                \
+                       const double *unit, const double *shrink, i64 loss, double width, double clip, double rms,     \
+                       i64 chain, double *restrict total, const double *centre)                                       \
+    {                                                                                                                 \
+        return summed_##NAME(x, rows, stride, places, n, d, u, constant, y, norm, unit, shrink, loss, width, clip, rms,\
+                             chain, centre, total, 1);                                                                \
     }
 
 GRADIENT(f8, double)

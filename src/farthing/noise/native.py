@@ -79,6 +79,7 @@ _SIGNATURES = {
     "leaps": (_P, _I, _P, _I, _I, _P, _P),
     "settle": (_P, _I, _P, _I),
     **{f"gradient_{kind}": (_P, _I, _I, _P, _I, _I, *_TERMS) for kind in _DENSE},
+    **{f"centred_{kind}": (_P, _I, _I, _P, _I, _I, *_TERMS, _P) for kind in _DENSE},
     **{f"products_{kind}": (*_ROWS, _P, _P) for kind in _DENSE},
     **{f"measure_{kind}": (*_ROWS, _P, _P, _D, *_MEASURE) for kind in _DENSE},
     **{f"mixed_{kind}": (*_ROWS, _P, _P, _P, _I, _I, _P, _D, *_MEASURE) for kind in _DENSE},

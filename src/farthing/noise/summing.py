@@ -45,6 +45,7 @@ MOST = 2**30  # the most terms of a sum
 SLACK = 2.0**-14  # in units of one term's bound
 _ROUNDINGS = 2**37  # h n spread: 2⁻¹⁶ / u
 _AT_ONCE = 2**18  # the most rows in one part, for _AT_ONCE² < _ROUNDINGS
+_SHORTEST = 2**7  # roundings that a sum needs room for
 _AFTER = 6  # further roundings of a term: its product, the two-sum, steps after the sum
 
 
@@ -62,6 +63,18 @@ def chain(records: int, spread: float = 1.0) -> int:
     (131072, 128, 512)
     """
     return int(_ROUNDINGS / spread) // max(2**6, checked(records))
+
+
+def long(records: int, spread: float) -> bool:
+    """Return whether terms that may be longer than their bound would be rounded too often.
+
+    Shorter ones must be added up then: of v z = v A (x - c), in place of v x, terms v z or, where A is a
+    diagonal, v (x - c). The rounding of x - c takes the place of the one that subtracts c from the sum.
+
+    >>> long(2**22, spread=256), long(2**23, spread=256), long(2**30, spread=1)
+    (False, True, False)
+    """
+    return chain(records, spread) < _SHORTEST
 
 
 class Sum:

@@ -44,6 +44,7 @@ under every adjacency; for a filter of GDP or zCDP. The number of records is pub
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -344,7 +345,7 @@ def _clipped(rows: Array, clip: float) -> Array:
     return rows
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Slope:
     """Σ [r z; min(|r z| / 2 rms, 1)² - 1/2] of a table, r = y - origin - z·w, with r z clipped to ``clip``.
 
@@ -372,11 +373,18 @@ class Slope:
         """The unit of the last coordinate, that of the others being 1."""
         return 0.5 / self.clip / math.sqrt(_SCALE / (1 - _SCALE))
 
-    @property
+    @cached_property
     def bound(self) -> ClipNorm:
         """Return the bound of the terms: clip² + (1/2 / stretch)²."""
         scale = np.append(np.ones(self.features.size), self.stretch)
         return ClipNorm(self.least, scale)
+
+    def zero(self, records: Any, w: Array, bound: ClipNorm) -> Array:
+        """Return the sum over no records, for which every step asks; refuse what cannot be summed."""
+        if not np.array_equal(bound.scale, self.bound.scale):
+            raise InvalidValue("the bound must have the scale of Slope.bound")
+        self.features.unfold(w)
+        return np.zeros(self.shape)
 
     def bounded_sum(self, records: Table, w: Array, bound: ClipNorm) -> Array:
         if not np.array_equal(bound.scale, self.bound.scale):
@@ -385,7 +393,7 @@ class Slope:
         gradient = LinearGradient(squared, self.features)
         quick = gradient.quick_sum(records, u, constant + self.origin, ClipNorm(self.clip), self.rms)
         if quick is not None:
-            return np.append(-self.features.gather(quick[:-2], quick[-2], len(records)), quick[-1])
+            return np.append(-quick[0], quick[1])
         total, squares = Weighted(len(records), self.features), Sum(len(records))
         for block in records.blocks(self.features):
             with np.errstate(over="ignore", invalid="ignore"):
