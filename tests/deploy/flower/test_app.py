@@ -9,6 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.proto.control_pb2 import StartRunRequest
 from flwr.proto.fab_pb2 import Fab
@@ -447,3 +449,31 @@ def test_nothing_is_reported_or_installed(tmp_path):
     assert found["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
     assert found["FLWR_HOME"] == str(tmp_path / "home")
     assert os.pathsep in found["PATH"]
+
+
+@pytest.fixture
+def flower_orders():
+    """Orders to Flower's own state, in memory."""
+    from flwr.server.superlink.linkstate import LinkStateFactory
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.superlink.federation import NoOpFederationManager
+
+    factory = LinkStateFactory(":flwr-in-memory:", NoOpFederationManager(), ObjectStoreFactory())
+    return flower_link.Orders(SimpleNamespace(state=SimpleNamespace(linkstate_factory=factory)))
+
+
+def node_key():
+    private = ec.generate_private_key(ec.SECP384R1()).public_key()
+    return private.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode("ascii")
+
+
+def test_a_coordinator_that_was_killed_finds_the_nodes_that_it_registered(tmp_path, flower_orders):
+    """Flower registers a key once; whatever a coordinator noted, the numbers are those of the database."""
+    cards = {"a": node_key(), "b": node_key()}
+    link = SimpleNamespace(_folder=tmp_path, _ordered=lambda what, *keys: flower_orders(what, list(keys)))
+    first = superlink.SuperLink._registered(link, cards)
+    assert len(set(first.values())) == 2
+    assert superlink.SuperLink._registered(link, cards) == first
+    more = superlink.SuperLink._registered(link, {"c": node_key(), **cards})
+    assert [more["a"], more["b"]] == [first["a"], first["b"]]
+    assert len(set(more.values())) == 3

@@ -339,7 +339,17 @@ class SuperLink:
         return urllib.request.Request(address, data=content, headers={KEY_HEADER: self._key})
 
     def _registered(self, nodes: Mapping[str, str]) -> dict[str, int]:
-        """Return the numbers of the parties' nodes; the SuperLink's database keeps the registration."""
+        """Return the numbers of the parties' nodes, as the SuperLink's database has them."""
+        said = self._ordered("register", *nodes.values())
+        if said is None:
+            return self._noted(nodes)
+        return {name: int(str(found["node-id"])) for name, found in zip(nodes, said, strict=True)}
+
+    def _noted(self, nodes: Mapping[str, str]) -> dict[str, int]:
+        """Return the numbers that were noted when Flower's command line registered the nodes, or registers now.
+
+        It registers a key once, and does not tell the number again.
+        """
         path = self._folder / "nodes.json"
         known: dict[str, list[object]] = json.loads(path.read_text()) if path.exists() else {}
         fresh = [name for name, key in nodes.items() if known.get(name, [""])[0] != key]
@@ -348,8 +358,7 @@ class SuperLink:
             for name in fresh:
                 files.append(self._folder / f"{name}.pub")
                 files[-1].write_text(nodes[name] + "\n", encoding="ascii")
-            said = self._ordered("register", *(nodes[name] for name in fresh))
-            said = self._control("register", *map(str, files)) if said is None else said
+            said = self._control("register", *map(str, files))
             for name, found in zip(fresh, said, strict=False):
                 if isinstance(found.get("node-id"), int):
                     known[name] = [nodes[name], found["node-id"]]
