@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from farthing import validate
 from farthing.budget import Budget
-from farthing.deploy.averages import Averaging, Upload, longest_upload, steps_of
+from farthing.deploy.averages import Averaging, Upload, limited, longest_upload, steps_of
 from farthing.deploy.checkpoint import Checkpoint
 from farthing.deploy.messages import forms
 from farthing.deploy.messages.forms import Asked, Floor, Question, RoundId
@@ -46,7 +46,7 @@ from farthing.deploy.messages.signed import (
     unpack_numbers,
 )
 from farthing.deploy.messages.transport import Check, Replies, Request, SignedExchange, Transport
-from farthing.deploy.roster import PAUSE, Party, PartyRoster, PartyStatus, State, Status
+from farthing.deploy.roster import PAUSE, Party, PartyRoster, PartyStatus, State, Status, terms_or_why
 from farthing.deploy.secagg.protocol import least_threshold
 from farthing.deploy.secagg.sessions import Session
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
@@ -182,7 +182,12 @@ class Remote:
     # --- terms
 
     def forecast(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> Forecast:
-        terms = [invitation.terms(party.budget, party.records) for party in self._members]
+        """Return the forecast of those with terms; statements count up to the caps of [averaging]."""
+        counted = self._averaging.counted([(party.budget, party.records) for party in self._members])
+        found = [terms_or_why(invitation, *stated) for stated in counted]
+        terms = [one for one in found if isinstance(one, Terms)]
+        if not terms:
+            raise next(one for one in found if isinstance(one, Exception))
         return forecast_of(invitation, weights, terms, np.arange(len(terms)))
 
     def invite(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> None:
@@ -423,11 +428,9 @@ class Remote:
                 time.sleep(PAUSE)
 
     def _upload(self, place: int, value: Array, factor: float, stale: int) -> Upload:
-        terms, party, cap = self._terms[place], self._members[place], self._averaging.epsilon
-        least = 0.0
-        if cap is not None:  # a large delta buys as little noise as a large epsilon
-            delta = float(np.median([other.budget.delta for other in self._members]))
-            capped = party.budget.with_(min(cap, party.budget.epsilon), min(delta, party.budget.delta))
+        terms, party, least = self._terms[place], self._members[place], 0.0
+        if (cap := self._averaging.epsilon) is not None:
+            capped = limited(party.budget, cap, [other.budget for other in self._members])
             least = self._invitation.terms(capped, party.records).variance
         return Upload(value, terms.expected, factor * terms.variance, factor * least, stale)
 

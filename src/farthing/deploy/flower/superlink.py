@@ -346,7 +346,7 @@ class SuperLink:
         return {name: int(str(found["node-id"])) for name, found in zip(nodes, said, strict=True)}
 
     def _noted(self, nodes: Mapping[str, str]) -> dict[str, int]:
-        """Return the numbers that were noted when Flower's command line registered the nodes, or registers now.
+        """Return the numbers that Flower's command line said when it registered the nodes, or says now.
 
         It registers a key once, and does not tell the number again.
         """
