@@ -62,7 +62,7 @@ EACH = 4  # bytes of a weight
 LARGEST_WEIGHT = 1e6
 LARGEST_RATE = 1e3  # a local learning rate, or a proximal term
 MOST_STEPS = 2**20
-MOST_WEIGHTS = 2**28
+MOST_WEIGHTS = 124_000_000  # a guard keeps answers in its ledger, as float64: SQLite holds 1e9 bytes a value
 
 
 class NetworkKind(StrEnum):
