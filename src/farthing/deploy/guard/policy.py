@@ -87,8 +87,10 @@ class Limits:
     bands: int = 1  # rounds that noise may be correlated over: as many arrays of it are kept
 
     def __post_init__(self) -> None:
-        validate.positive(noise=self.noise)
-        validate.positive(clip=self.clip)
+        if validate.positive(noise=self.noise) > MOST_NOISE:
+            raise InvalidValue(f"noise must be at most {MOST_NOISE:g}, got {self.noise!r}")
+        if validate.positive(clip=self.clip) < _SMALLEST:
+            raise InvalidValue(f"clip must be at least {_SMALLEST:g}, got {self.clip!r}")
         validate.count(rounds=self.rounds)
         validate.count(width=self.width)
         validate.count(bands=self.bands)
@@ -107,6 +109,11 @@ class Limits:
             raise InvalidValue(f"losses must be some of {list(forms.LOSSES)}, got {list(self.losses)}")
         if "multinomial" in self.losses and self.outputs < 2:
             raise InvalidValue(f"outputs must be the number of classes for multinomial, got {self.outputs}")
+        if self.coordinates > forms.MOST_WEIGHTS:
+            raise InvalidValue(
+                f"width and outputs allow {self.coordinates:,} weights, and a ledger keeps answers of at "
+                f"most {forms.MOST_WEIGHTS:,} numbers"
+            )
         if not self.draws:
             raise InvalidValue("draws must hold at least one, such as 'all'")
 
