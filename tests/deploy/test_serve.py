@@ -135,6 +135,14 @@ def test_one_party_at_a_time(tmp_path, guards):
     assert report["rounds"] == 15
 
 
+def test_a_method_whose_rounds_would_never_end_asks_nobody(tmp_path, guards):
+    """As in a simulation: SGD1 takes n² iterations, each a message to one party."""
+    plan = plan_of(tmp_path, method='name = "sgd1"\nmost = 15', records=400)
+    with pytest.raises(InvalidValue, match="at most 1000 in all, got 400 of a, 400 of b, 400 of c"):
+        coordinated(plan, guards(tmp_path))
+    assert not any((tmp_path / name / f"{name}.ledger.answers").read_bytes() for name in NAMES)
+
+
 def test_a_run_goes_on_where_it_was(tmp_path, guards, monkeypatch):
     plan = plan_of(tmp_path)
     transport = guards(tmp_path, seed=7)
