@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -62,6 +63,33 @@ class PublicKeys:
         if not isinstance(loaded, ec.EllipticCurvePublicKey):
             raise InvalidValue(f"node in {str(path)!r} must be an ECDSA key as OpenSSH writes it")
         return cls(public_key(found["key"]), node)
+
+
+def check_authority(path: Path) -> None:
+    """Refuse a file that holds no certificate."""
+    content = _content(path)
+    try:
+        x509.load_pem_x509_certificate(content)
+    except ValueError:
+        raise InvalidValue(f"authority must be the coordinator's ca.pem, {str(path)!r} is not") from None
+
+
+def check_node_key(path: Path) -> None:
+    """Refuse a file that holds no key of a node."""
+    content = _content(path)
+    try:
+        loaded: object = serialization.load_ssh_private_key(content, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # or it is encrypted
+        loaded = None
+    if not isinstance(loaded, ec.EllipticCurvePrivateKey):
+        raise InvalidValue(f"node must be a node.key that farthing keys made, {str(path)!r} is not")
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidValue(f"{str(path)!r} cannot be read: {error.strerror}") from None
 
 
 def make(folder: Path, parties: Sequence[str], hosts: Sequence[str], coordinator: bool) -> list[Path]:

@@ -28,8 +28,8 @@
     staleness = 2                     # rounds by which an answer may be late and still count
 
     [floor]                           # optional: the least budget that a party may have; who has less is left
-    epsilon = 0.1                     # out, and told so (by default 1e-3 and 1e-30). Where all share one noise
-    delta = 1e-9                      # it is sized for the least of all; a plain sum has the noise of each
+    epsilon = 0.1                     # out, and told so (by default 1e-3 and 1e-30). One noise that all share
+    delta = 1e-9                      # is sized for the least of all; a plain sum has the noise of each
 
     [external]                        # optional: a SuperLink of others, in place of listen
     bridge = "bridge.sock"            # where the relay that `flwr run` starts there connects to
