@@ -267,7 +267,7 @@ def adv_noise(budget, rate, moved):
 
 @pytest.mark.parametrize(("method", "noise"), [(sgd_maj, maj_noise), (sgd_adv, adv_noise)])
 def test_sgd_maj_and_sgd_adv_are_t_plain_rounds_of_one_record(method, noise):
-    """T is fixed beforehand: every user draws, clips at C, adds its noise for 2C; the server takes the mean."""
+    """T is fixed beforehand: users draw, clip at C, add noise for 2C; the server takes the mean."""
     budgets, clip = server(0.6, 1.3, 0.9), 0.45
     clients, log = agents(budgets)
     steps = list(method(clients, Problem(logistic, 9, 2, unit=False), clip_norm=clip, rounds=T, lr=0.7))

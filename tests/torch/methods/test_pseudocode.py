@@ -188,7 +188,7 @@ def test_adal_is_dpsgd_with_the_rate_of_lines_22_to_26(seen):
     model, noise, clip = linear(), 0.4, 0.9
     theta, square = weights_of(model), np.zeros(3)
     method = AdaL(model, 0.05, clip_norm=clip, rate_memory=0.7, eps=1e-6)
-    path = trained(model, seen, clip_norm=method.bound, noise_multiplier=noise, steps=8, optimizer=method)
+    path = trained(model, seen, clip_norm=method.bound, noise_multiplier=noise, steps=12, optimizer=method)
     for t, (_, found) in enumerate(path):
         assert seen.asked[t].bound.norm() * seen.asked[t].scale == pytest.approx(np.full(3, clip))
         released = noisy_mean(theta, BATCHES[t], clip, noise * clip * NORMALS[t])
@@ -208,7 +208,7 @@ def noisy_mean(theta, batch, clip, noise, scale=1.0):
 
 @pytest.mark.parametrize("shape", ["ellipsoid", "dpopt"])
 def test_adan_and_dpopt_take_plain_steps_under_noise_of_their_shape(seen, shape):
-    """AdaN: AdaDP without lines 22 and 25. DpOpt: the same estimate, with the noise where gradients are small.
+    """AdaN: AdaDP without lines 22 and 25. DpOpt: the same estimate, and noise where gradients are small.
 
     Its price Σ (Δ_i/σ_i)² is that of the global clip at the same noise multiplier, in every round.
     """
