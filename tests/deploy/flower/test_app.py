@@ -255,6 +255,7 @@ def test_every_connection_of_a_node_looks_for_the_coordinator(monkeypatch):
     [
         (KeyboardInterrupt(), "clocks of both machines must agree"),
         (ValueError("[SSL: CERTIFICATE_VERIFY_FAILED] unable to get issuer"), "use the ca.pem that came"),
+        (ValueError("CERTIFICATE_VERIFY_FAILED: certificate has expired"), "--renew coordinator"),
         (ValueError("CERTIFICATE_VERIFY_FAILED: Hostname mismatch"), "made with --host coordinator.example"),
         (ValueError("[code: 2004] Failed to activate SuperNode."), "lists another public.toml"),
         (ValueError("something\nelse"), "something else"),

@@ -318,7 +318,13 @@ class SuperLink:
         except urllib.error.HTTPError:
             pass
         except (OSError, ValueError) as error:
-            if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
+            reason = getattr(error, "reason", None)
+            if isinstance(reason, ssl.SSLCertVerificationError) and "expired" in reason.verify_message:
+                raise FarthingError(
+                    f"the certificate in {str(self._keys)!r} has expired, or this machine's clock is wrong: "
+                    "make another with farthing keys --renew coordinator"
+                ) from None
+            if isinstance(reason, ssl.SSLCertVerificationError):
                 raise FarthingError(
                     f"the server at {self._place} has another certificate, or one for another name: "
                     f"make keys with --host {self._place.near.host}"
