@@ -12,10 +12,10 @@ A private key stays on the machine where it was made. Existing files are never o
 can read the new ones.
 
 `renew` replaces the keys of a party, or the coordinator's signing key and certificate (its authority stays,
-so that parties need no other ca.pem). A certificate is valid for 825 days, the authority for 20 years. The old folder is kept as ``NAME.retired-1``. To revoke a key, renew it
-and hand out the new public half: a coordinator that is started again with it takes no answer under the old
-key, a guard whose policy no longer lists a coordinator's key takes no question under it. Ledgers stay as they
-are.
+so that parties need no other ca.pem). A certificate is valid for 825 days, the authority for 20 years. The
+old folder is kept as ``NAME.retired-1``. To revoke a key, renew it and hand out the new public half: a
+coordinator that is started again with it takes no answer under the old key, a guard whose policy no longer
+lists a coordinator's key takes no question under it. Ledgers stay as they are.
 """
 
 import contextlib
