@@ -1,10 +1,13 @@
 """Flower's apps and our access control, without processes."""
 
 import asyncio
+import contextlib
+import functools
 import itertools
 import os
 import socket
 import threading
+import urllib.error
 from types import SimpleNamespace
 
 import numpy as np
@@ -466,6 +469,62 @@ def flower_orders():
 def node_key():
     private = ec.generate_private_key(ec.SECP384R1()).public_key()
     return private.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode("ascii")
+
+
+class Starting:
+    """A SuperLink that starts: what answers at its address, look by look, and whether it runs."""
+
+    def __init__(self, folder, answers, running=True):
+        self._folder, self._place, self._left = folder, Address("127.0.0.1", 1), list(answers)
+        self.running, self.revived = running, 0
+        self._remove_unmade = functools.partial(superlink.SuperLink._remove_unmade, self)
+        self._answers = functools.partial(superlink.SuperLink._answers, self)
+        self._keys, self._request = folder, lambda path: path
+        self._opener = lambda: SimpleNamespace(open=self.open)
+
+    def open(self, path, timeout):
+        status = self._left.pop(0) if len(self._left) > 1 else self._left[0]
+        if status != 204:
+            raise urllib.error.HTTPError(path, status, "", None, None)
+        return contextlib.nullcontext(SimpleNamespace(status=204))
+
+    def revive(self):
+        self.revived += 1
+        self.running = not (self._folder / "superlink.db").exists()  # Flower does not start with this one
+
+
+@pytest.fixture
+def no_waiting(monkeypatch):
+    """Seconds that pass at once."""
+    now = [0.0]
+    clock = SimpleNamespace(
+        monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds)
+    )
+    monkeypatch.setattr(superlink, "time", clock)
+    return now
+
+
+def test_the_superlink_of_a_killed_coordinator_is_given_time_to_end(tmp_path, no_waiting):
+    """It does not know the new key; only what still answers after twenty seconds is somebody else's."""
+    link = Starting(tmp_path, [403, 403, 204])
+    superlink.SuperLink._await_link(link, link)
+    assert (tmp_path / "superlink.made").exists()
+    with pytest.raises(FarthingError, match="not our SuperLink"):
+        superlink.SuperLink._await_link(other := Starting(tmp_path, [403]), other)
+    assert 20 <= no_waiting[0] < 25
+
+
+def test_a_database_that_was_never_whole_is_made_anew(tmp_path, no_waiting):
+    """A coordinator that was killed while Flower made it would never start again."""
+    for end in ("", "-wal", "-shm"):
+        (tmp_path / f"superlink.db{end}").write_bytes(b"half of it")
+    link = Starting(tmp_path, [204], running=False)
+    superlink.SuperLink._await_link(link, link)
+    assert link.revived == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"superlink.made"}
+    (tmp_path / "superlink.db").write_bytes(b"all of it")
+    superlink.SuperLink._remove_unmade(link)
+    assert (tmp_path / "superlink.db").read_bytes() == b"all of it"
 
 
 def test_a_coordinator_that_was_killed_finds_the_nodes_that_it_registered(tmp_path, flower_orders):

@@ -112,6 +112,7 @@ serverapp = "farthing.deploy.flower.app:server"
 clientapp = "farthing.deploy.flower.app:client"
 """
 
+_DATABASE, _MADE = "superlink.db", "superlink.made"  # the second is there once the first is whole
 _UP = 120.0  # seconds within which a SuperLink must answer
 _EACH = 20.0  # additional seconds for each node to register
 _FREE = 20.0  # seconds for which the SuperLink of a killed coordinator may still hold the port
@@ -212,6 +213,7 @@ class SuperLink:
         self.bridge = Bridge({})
         self._environment[BRIDGE] = str(self.bridge.path)
         self._link = Child(self._link_command(), self._folder / "superlink.log", self._environment)
+        self._remove_unmade()
         self._link.start()
         self._await_link(self._link)
         self.bridge.reach(self._registered(nodes))
@@ -253,7 +255,7 @@ class SuperLink:
             *("--ssl-certfile", str(keys / "server.pem"), "--ssl-keyfile", str(keys / "server.key")),
             *("--ssl-ca-certfile", str(keys / "ca.pem"), "--enable-supernode-auth"),
             *("--isolation", "process", "--superexec-auth-secret-file", str(self._folder / "secret")),
-            *("--database", str(self._folder / "superlink.db"), "--disable-runtime-dependency-installation"),
+            *("--database", str(self._folder / _DATABASE), "--disable-runtime-dependency-installation"),
         ]
 
     def _executor_command(self) -> list[str]:
@@ -293,7 +295,7 @@ class SuperLink:
 
     def _await_link(self, link: Child) -> None:
         began, warned = time.monotonic(), False
-        while not (link.running and self._answers()):
+        while not (link.running and self._answers(time.monotonic() - began < _FREE)):
             waited, taken = time.monotonic() - began, not link.running and self._place.taken()
             if waited > _UP or (waited > _FREE and not link.running):
                 if taken:
@@ -306,11 +308,26 @@ class SuperLink:
             if taken and not warned:
                 log.warning("%s is in use: waiting %g s for who was here before to end", self._place, _FREE)
                 warned = True
+            if not link.running:
+                self._remove_unmade()
             link.revive()
             time.sleep(_SOON)
+        (self._folder / _MADE).touch(0o600)
 
-    def _answers(self) -> bool:
-        """Return whether our access control answers; raise where something else does."""
+    def _remove_unmade(self) -> None:
+        """Remove a database that Flower was killed over while it made it: it never starts with it again.
+
+        Nothing is lost with it: no SuperLink has answered yet.
+        """
+        if not (self._folder / _MADE).exists():
+            for end in ("", "-wal", "-shm", "-journal"):
+                (self._folder / f"{_DATABASE}{end}").unlink(missing_ok=True)
+
+    def _answers(self, early: bool = False) -> bool:
+        """Return whether our access control answers; raise where something else does.
+
+        ``early``: that may be the SuperLink of a coordinator that was killed, which is about to end.
+        """
         try:
             with self._opener().open(self._request(_ACCESS_CHECK), timeout=_DOOR) as said:
                 if said.status == 204:
@@ -329,6 +346,8 @@ class SuperLink:
                     f"the server at {self._place} has another certificate, or one for another name: "
                     f"make keys with --host {self._place.near.host}"
                 ) from None
+            return False
+        if early:
             return False
         raise FarthingError(
             f"the server at {self._place} is not our SuperLink, or its control interface is open"
