@@ -69,6 +69,7 @@ def test_distributed_noise_names_those_enrolled(tmp_path):
     [
         ("size = 500", "", "size"),
         ("size = 500", "size = 0", "size"),
+        ("size = 500", "size = 2000000000", "size must be at most 1,073,741,824"),
         ("size = 500", "size = 500\nsizes = 3", "'sizes'"),
         ("noise = 2.0", "nose = 2.0", "'nose'"),
         ("noise = 2.0", "", "noise"),

@@ -64,6 +64,7 @@ from farthing.federated.terms import Draw, Invitation, Terms, Trust, refuse_unco
 from farthing.ledger.books import rule_of
 from farthing.ledger.journal import Journal
 from farthing.linear.losses import Loss, multinomial
+from farthing.noise import summing
 from farthing.queries.correlated import Cyclic
 from farthing.queries.samplers import Everyone, Poisson
 
@@ -168,7 +169,8 @@ class Policy:
 
     def __post_init__(self) -> None:
         checked_name(dataset=self.dataset)
-        validate.count(size=self.size)
+        if validate.count(size=self.size) > summing.MOST:
+            raise InvalidValue(f"size must be at most {summing.MOST:,}, the records that a sum can hold")
         if not self.coordinators:
             raise InvalidValue("coordinators must hold at least one public key")
         observers = {Trust.LOCAL: (Observer.SERVER, Observer.COORDINATOR)}
