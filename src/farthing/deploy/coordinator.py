@@ -11,8 +11,7 @@ Terms may be proposed again at any time (`Remote.invite`): every guard prices th
 Answers are checked before they count: signed by the party's enrolled key, about this very request, of the
 right shape, finite, and no longer than clipped sums with that noise can be. An answer without the party's
 signature proves nothing about the party, which counts as missing; a signed answer that breaks the rules
-excludes it. Other parties' budgets are not touched by any of this. (Of two parties that share correlated
-noise, one that claims to be ahead in the plan makes the other forfeit turns; of three it is outvoted.)
+excludes it. Other parties' budgets are not touched by any of this (an exception: docs/threat-model.md).
 
 With a `Checkpoint` a killed coordinator resumes its run. The privacy guarantee does not depend on the
 coordinator: it holds whatever a coordinator does, by each party's own ledger.
