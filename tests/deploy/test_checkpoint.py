@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import tracemalloc
 
 import pytest
 
@@ -48,6 +49,35 @@ def test_whatever_is_torn_off_the_rest_is_whole(tmp_path):
     path.write_bytes(whole[:-1] + b"?")
     with Checkpoint(tmp_path / "run", "run-1", ENROLLED) as again:
         assert rest(again) == [0, 1]
+
+
+def test_a_file_that_one_call_does_not_read_or_write_is_whole(tmp_path, monkeypatch):
+    """Linux reads and writes 2 GiB at most in one call; so many bytes here."""
+    read, write, most = os.pread, os.write, 50
+    monkeypatch.setattr(os, "pread", lambda file, count, place: read(file, min(count, most), place))
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:most]))
+    filled(tmp_path / "run", 20)
+    size = (tmp_path / "run" / "rounds.log").stat().st_size
+    with Checkpoint(tmp_path / "run", "run-1", ENROLLED) as again:
+        assert rest(again) == list(range(20))
+    assert (tmp_path / "run" / "rounds.log").stat().st_size == size
+
+
+def test_one_record_at_a_time_is_in_memory(tmp_path):
+    """All rounds of a large network are larger than it."""
+    each = 2**20
+    with Checkpoint(tmp_path / "run", "run-1", ENROLLED) as checkpoint:
+        for number in range(30):
+            checkpoint.add({"round": number}, bytes([number]) * each)
+    tracemalloc.start()
+    try:
+        with Checkpoint(tmp_path / "run", "run-1", ENROLLED) as again:
+            for number in range(30):
+                header, body = again.next()
+                assert (header["round"], body[0], len(body)) == (number, number, each)
+        assert tracemalloc.get_traced_memory()[1] < 8 * each
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_folder_belongs_to_one_run_and_one_coordinator(tmp_path):

@@ -44,9 +44,12 @@ def test_a_guard_elsewhere(folder):
         ('policy = "policy.toml"', 'policy = "policy.toml"\nsocket = "s"', "policy or"),
         ('policy = "policy.toml"', 'policy = "none.toml"', "none.toml"),
         ("localhost:9092", "localhost", "HOST:PORT"),
-        ("node.key", "other.key", "there is no file"),
-        ("ca.pem", "other.pem", "there is no file"),
-        ("ca.pem", 300 * "other", "there is no file"),
+        ("node.key", "other.key", "other.key' cannot be read: No such file"),
+        ("node.key", "guard.key", "node must be a node.key"),
+        ("node.key", "public.toml", "node must be a node.key"),
+        ("ca.pem", "other.pem", "other.pem' cannot be read: No such file"),
+        ("ca.pem", 300 * "other", "cannot be read: File name too long"),
+        ("ca.pem", "ca.key", "authority must be the coordinator's ca.pem"),
         ("ca.pem", "ca\\u0000.pem", "without null characters"),
         ("authority", "autority", "authority must be a text"),
         ("coordinator =", 'speed = "9"\ncoordinator =', "no setting speed"),
@@ -63,6 +66,26 @@ def test_what_a_party_must_be(folder, old, new, what, capsys):
     assert what in str(error.value)
     assert main(["join", str(path)]) == 2
     assert what in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_named(folder, quiet_node, capsys):
+    path = folder / "a" / "party.toml"
+    path.write_text(path.read_text().replace('folder = "state"', 'folder = "policy.toml/state"'))
+    assert main(["join", str(path)]) == 2
+    assert "folder must be writable" in capsys.readouterr().err
+
+
+def test_a_guard_that_runs_elsewhere_and_is_not_there_is_named(folder, quiet_node):
+    path, said = folder / "a" / "party.toml", []
+    path.write_text(path.read_text().replace('policy = "policy.toml"', 'socket = "typo.sock"'))
+
+    def say(line):
+        said.append(line)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    join(PartyFile.load(path), say)
+    assert "none listens at" in said[0]
+    assert "typo.sock" in said[0]
 
 
 def test_listening(tmp_path):

@@ -1,10 +1,12 @@
 """Keys and certificates: new, whole, and for their owner only."""
 
+import datetime
 import socket
 import ssl
 import stat
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -155,6 +157,30 @@ def test_a_coordinator_keeps_its_authority_and_its_names(folder):
     assert certificate.read_bytes() != before[1]
     assert all(greeted(folder, name) for name in ("wards.example", "192.0.2.7", "localhost"))
     assert not greeted(folder, "other.example")
+
+
+def made_years_ago(monkeypatch, folder, years):
+    """Keys of a coordinator from some years ago."""
+    days = datetime.timedelta(days=365 * years)
+
+    class Then(datetime.datetime):
+        @classmethod
+        def now(cls, zone=None):
+            return datetime.datetime.now(zone) - days
+
+    then = SimpleNamespace(datetime=Then, timedelta=datetime.timedelta, UTC=datetime.UTC)
+    with monkeypatch.context() as patched:
+        patched.setattr(keyring, "datetime", then)
+        keyring.make(folder, [], ["wards.example"], coordinator=True)
+
+
+@pytest.mark.parametrize("years", [3, 15])
+def test_the_authority_outlives_the_certificates_that_it_signs(years, tmp_path, monkeypatch):
+    """Parties keep their ca.pem: a certificate that has expired is renewed at the coordinator alone."""
+    made_years_ago(monkeypatch, tmp_path / "keys", years)
+    assert not greeted(tmp_path / "keys", "wards.example")
+    keyring.renew(tmp_path / "keys", ["coordinator"])
+    assert greeted(tmp_path / "keys", "wards.example")
 
 
 def test_renewing_touches_no_keys_of_others_whatever_their_names(folder):

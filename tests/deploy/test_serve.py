@@ -135,6 +135,28 @@ def test_one_party_at_a_time(tmp_path, guards):
     assert report["rounds"] == 15
 
 
+@pytest.mark.parametrize("method", ['name = "sgd1"\nmost = 15', 'name = "sgd2"\nmost = 3'])
+def test_a_party_with_next_to_no_budget_is_left_out_under_local_trust_too(method, tmp_path, guards):
+    """One noise is sized for the least of all budgets; a plain sum has the noise of each."""
+    limits = 'noise = 0.01\nclip = 3.0\nrounds = 100000\ndraws = ["all", "exactly:1"]'
+    plan = plan_of(tmp_path, method=method, records=5, epsilon=8.0, limits=limits)
+    for name in NAMES:
+        policy = tmp_path / name / "policy.toml"
+        text = policy.read_text().replace("delta = 1e-6", 'delta = 1e-3\nadjacency = "replace-one"')
+        policy.write_text(text.replace("epsilon = 8.0", "epsilon = 1e-9") if name == "b" else text)
+    report = coordinated(plan, guards(tmp_path))
+    assert [told["party"] for told in report["parties"]] == ["a", "c"]
+    assert [told["party"] for told in report["left_out"]] == ["b"]
+
+
+def test_a_method_whose_rounds_would_never_end_asks_nobody(tmp_path, guards):
+    """As in a simulation: SGD1 takes n² iterations, each a message to one party."""
+    plan = plan_of(tmp_path, method='name = "sgd1"\nmost = 15', records=400)
+    with pytest.raises(InvalidValue, match="at most 1000 in all, got 400 of a, 400 of b, 400 of c"):
+        coordinated(plan, guards(tmp_path))
+    assert not any((tmp_path / name / f"{name}.ledger.answers").read_bytes() for name in NAMES)
+
+
 def test_a_run_goes_on_where_it_was(tmp_path, guards, monkeypatch):
     plan = plan_of(tmp_path)
     transport = guards(tmp_path, seed=7)

@@ -41,6 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing import validate
+from farthing.budget import Budget
 from farthing.deploy.messages.forms import NetworkAsk, NetworkKind, Question
 from farthing.deploy.messages.signed import Fields
 from farthing.deploy.roster import longest
@@ -107,6 +108,26 @@ class Averaging:
         if self.staleness != 0:
             validate.count(staleness=self.staleness)
 
+    def counted(self, stated: Sequence[tuple[Budget, int]]) -> list[tuple[Budget, int]]:
+        """Return the statements of all parties, as far as the choice of steps may follow from them.
+
+        That is up to the caps; where each party has one vote, also up to the median of all statements, so
+        that one party moves it no further than the honest.
+        """
+        budgets, (epsilon, records) = [budget for budget, _ in stated], (self.epsilon, self.records)
+        if self.mean is not MeanRule.WEIGHTED:
+            middle = float(np.median([budget.epsilon for budget in budgets]))
+            epsilon = middle if epsilon is None else min(epsilon, middle)
+            half = math.ceil(np.median([many for _, many in stated]))
+            records = half if records is None else min(records, half)
+        return [
+            (
+                budget if epsilon is None else limited(budget, epsilon, budgets),
+                many if records is None else min(records, many),
+            )
+            for budget, many in stated
+        ]
+
     @property
     def sees_uploads(self) -> bool:
         """Return whether it needs the uploads of single parties, not only their sum."""
@@ -138,6 +159,12 @@ class Averaging:
             return Combined(np.median(votes, axis=0) * divisor, divisor, each * min(1.0, math.pi / 2 / n))
         kept = np.sort(votes, axis=0)[out : n - out]
         return Combined(kept.mean(axis=0) * divisor, divisor, each * min(1 / len(kept), math.pi / 2 / n))
+
+
+def limited(budget: Budget, epsilon: float, all_: Sequence[Budget]) -> Budget:
+    """Return what a stated budget counts: a large delta buys as little noise as a large epsilon."""
+    delta = float(np.median([other.delta for other in all_]))
+    return budget.with_(min(epsilon, budget.epsilon), min(delta, budget.delta))
 
 
 def _of(uploads: Sequence[Upload], name: str) -> Array:

@@ -31,7 +31,7 @@ from farthing.deploy.messages.signed import NONCE
 from farthing.errors import FarthingError, InvalidValue
 
 _RECORD = struct.Struct("<II32s")  # lengths of header and body, SHA-256 of both
-_LARGEST = 2**30
+_AT_ONCE = 2**26  # bytes
 
 
 class Checkpoint:
@@ -39,7 +39,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path | None, run: str, enrolled: Mapping[str, bytes]) -> None:
         self._folder, self._file = folder, -1
-        self._recorded: deque[tuple[dict[str, Any], bytes]] = deque()
+        self._places: deque[int] = deque()  # of the records that are still to be read
         about = {"run": run, "parties": {name: key.hex() for name, key in enrolled.items()}}
         if folder is None:
             self._seed = os.urandom(32)
@@ -80,36 +80,65 @@ class Checkpoint:
         return seed
 
     def _read(self) -> None:
-        """Return all records; cut off an incomplete record that a crash left at the end."""
-        content = os.pread(self._file, os.fstat(self._file).st_size, 0)
-        place = 0
-        while place + _RECORD.size <= len(content):
-            header, body, digest = _RECORD.unpack_from(content, place)
-            end = place + _RECORD.size + header + body
-            if header + body > _LARGEST or end > len(content):
-                break
-            text = content[place + _RECORD.size : end]
-            if hashlib.sha256(text).digest() != digest:
-                break
-            self._recorded.append((json.loads(text[:header]), text[header:]))
-            place = end
-        if place < len(content):
+        """Find all records; cut off an incomplete one that a crash left at the end.
+
+        They are read one by one: those of a network may be larger than the memory.
+        """
+        place, size = 0, os.fstat(self._file).st_size
+        while (found := self._record(place, size)) is not None:
+            self._places.append(place)
+            place = found[2]
+        if place < size:
             os.ftruncate(self._file, place)
+
+    def _record(self, place: int, size: int) -> tuple[dict[str, Any], bytes, int] | None:
+        """Return the record at a place of the file, and where it ends; None where there is no whole one."""
+        if place + _RECORD.size > size:
+            return None
+        header, body, digest = _RECORD.unpack(self._bytes(place, _RECORD.size))
+        end = place + _RECORD.size + header + body
+        if end > size:
+            return None
+        text = self._bytes(place + _RECORD.size, header + body)
+        if hashlib.sha256(text).digest() != digest:
+            return None
+        return json.loads(text[:header]), text[header:], end
+
+    def _bytes(self, place: int, count: int) -> bytes:
+        """Return so many bytes of the file; one call reads 2 GiB at most."""
+        parts = []
+        while count and (part := os.pread(self._file, min(count, _AT_ONCE), place)):
+            parts.append(part)
+            place, count = place + len(part), count - len(part)
+        return b"".join(parts)
+
+    def _first(self) -> tuple[dict[str, Any], bytes] | None:
+        if not self._places:
+            return None
+        found = self._record(self._places[0], os.fstat(self._file).st_size)
+        if found is None:
+            raise FarthingError("the checkpoint was changed while the run was going on")
+        return found[:2]
 
     def next(self) -> tuple[dict[str, Any], bytes] | None:
         """Return the next recorded step of the run; None after the last."""
-        return self._recorded.popleft() if self._recorded else None
+        found = self._first()
+        if found is not None:
+            self._places.popleft()
+        return found
 
     def passed(self) -> tuple[dict[str, Any], bytes] | None:
         """Return the next recorded step if it is a turn that passed."""
-        if not self._recorded or "passed" not in self._recorded[0][0]:
+        found = self._first()
+        if found is None or "passed" not in found[0]:
             return None
-        return self._recorded.popleft()
+        self._places.popleft()
+        return found
 
     @property
     def replaying(self) -> bool:
         """Return whether recorded steps are still to be read."""
-        return bool(self._recorded)
+        return bool(self._places)
 
     def add(self, header: dict[str, Any], body: bytes = b"") -> None:
         """Append a step; it is on disk when this returns."""
@@ -117,9 +146,10 @@ class Checkpoint:
             return
         text = json.dumps(header, allow_nan=False).encode("ascii")
         record = _RECORD.pack(len(text), len(body), hashlib.sha256(text + body).digest()) + text + body
+        left = memoryview(record)
         try:
-            if os.write(self._file, record) != len(record):
-                raise OSError("only a part was written")
+            while left:
+                left = left[os.write(self._file, left) :]
             os.fsync(self._file)
         except OSError as error:
             raise FarthingError(f"the checkpoint cannot be written: {error}; resume when it can") from None

@@ -11,7 +11,7 @@ Terms may be proposed again at any time (`Remote.invite`): every guard prices th
 Answers are checked before they count: signed by the party's enrolled key, about this very request, of the
 right shape, finite, and no longer than clipped sums with that noise can be. An answer without the party's
 signature proves nothing about the party, which counts as missing; a signed answer that breaks the rules
-excludes it. Other parties' budgets are not touched by any of this.
+excludes it. Other parties' budgets are not touched by any of this (an exception: docs/threat-model.md).
 
 With a `Checkpoint` a killed coordinator resumes its run. The privacy guarantee does not depend on the
 coordinator: it holds whatever a coordinator does, by each party's own ledger.
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from farthing import validate
 from farthing.budget import Budget
-from farthing.deploy.averages import Averaging, Upload, longest_upload, steps_of
+from farthing.deploy.averages import Averaging, Upload, limited, longest_upload, steps_of
 from farthing.deploy.checkpoint import Checkpoint
 from farthing.deploy.messages import forms
 from farthing.deploy.messages.forms import Asked, Floor, Question, RoundId
@@ -46,7 +46,7 @@ from farthing.deploy.messages.signed import (
     unpack_numbers,
 )
 from farthing.deploy.messages.transport import Check, Replies, Request, SignedExchange, Transport
-from farthing.deploy.roster import PAUSE, Party, PartyRoster, PartyStatus, State, Status
+from farthing.deploy.roster import PAUSE, Party, PartyRoster, PartyStatus, State, Status, terms_or_why
 from farthing.deploy.secagg.protocol import least_threshold
 from farthing.deploy.secagg.sessions import Session
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
@@ -182,7 +182,12 @@ class Remote:
     # --- terms
 
     def forecast(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> Forecast:
-        terms = [invitation.terms(party.budget, party.records) for party in self._members]
+        """Return the forecast of those with terms; statements count up to the caps of [averaging]."""
+        counted = self._averaging.counted([(party.budget, party.records) for party in self._members])
+        found = [terms_or_why(invitation, *stated) for stated in counted]
+        terms = [one for one in found if isinstance(one, Terms)]
+        if not terms:
+            raise next(one for one in found if isinstance(one, Exception))
         return forecast_of(invitation, weights, terms, np.arange(len(terms)))
 
     def invite(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> None:
@@ -423,11 +428,9 @@ class Remote:
                 time.sleep(PAUSE)
 
     def _upload(self, place: int, value: Array, factor: float, stale: int) -> Upload:
-        terms, party, cap = self._terms[place], self._members[place], self._averaging.epsilon
-        least = 0.0
-        if cap is not None:  # a large delta buys as little noise as a large epsilon
-            delta = float(np.median([other.budget.delta for other in self._members]))
-            capped = party.budget.with_(min(cap, party.budget.epsilon), min(delta, party.budget.delta))
+        terms, party, least = self._terms[place], self._members[place], 0.0
+        if (cap := self._averaging.epsilon) is not None:
+            capped = limited(party.budget, cap, [other.budget for other in self._members])
             least = self._invitation.terms(capped, party.records).variance
         return Upload(value, terms.expected, factor * terms.variance, factor * least, stale)
 

@@ -12,7 +12,6 @@ Both are restarted when they end, until SIGTERM or Ctrl-C.
 """
 
 import contextlib
-import os
 import signal
 import socket
 import sys
@@ -21,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from farthing.deploy import keys
 from farthing.deploy.flower.superlink import WORDS, Address, environment, needs_flower
 from farthing.deploy.metrics import Health, Metric, MetricsServer, of_processes
 from farthing.deploy.processes import Child
@@ -62,9 +62,8 @@ class PartyFile:
                 metrics=Address.of(given.text("metrics")) if "metrics" in given.names else None,
             )
             given.done()
-            for file in (party.authority, party.node):
-                if not os.path.isfile(file):  # Path.is_file raises for a name that is too long
-                    raise InvalidValue(f"there is no file {str(file)!r}")
+            keys.check_authority(party.authority)
+            keys.check_node_key(party.node)
         except InvalidValue as error:
             raise InvalidValue(f"{path}: {error}") from None
         return party
@@ -92,7 +91,10 @@ def listening(path: Path) -> bool:
 def join(party: PartyFile, say: Callable[[str], None] = lambda _: None) -> None:
     """Run a party's guard and node until SIGTERM or Ctrl-C."""
     needs_flower()
-    party.folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        party.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidValue(f"folder must be writable, {str(party.folder)!r}: {error.strerror}") from None
     over = threading.Event()
     guard = None
     if party.policy is not None and not listening(party.socket):
@@ -112,6 +114,8 @@ def join(party: PartyFile, say: Callable[[str], None] = lambda _: None) -> None:
                 guard.start()
                 _await(guard, party, over)
                 say(f"guard       {party.socket}")
+            elif not listening(party.socket):
+                say(f"guard       none listens at {party.socket} yet: start farthing guard")
             if not over.is_set():
                 say(f"joining     {party.coordinator}")
             while not over.wait(_LOOK):

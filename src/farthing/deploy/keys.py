@@ -12,10 +12,10 @@ A private key stays on the machine where it was made. Existing files are never o
 can read the new ones.
 
 `renew` replaces the keys of a party, or the coordinator's signing key and certificate (its authority stays,
-so that parties need no other ca.pem). The old folder is kept as ``NAME.retired-1``. To revoke a key, renew it
-and hand out the new public half: a coordinator that is started again with it takes no answer under the old
-key, a guard whose policy no longer lists a coordinator's key takes no question under it. Ledgers stay as they
-are.
+so that parties need no other ca.pem). A certificate is valid for 825 days, the authority for 20 years. The
+old folder is kept as ``NAME.retired-1``. To revoke a key, renew it and hand out the new public half: a
+coordinator that is started again with it takes no answer under the old key, a guard whose policy no longer
+lists a coordinator's key takes no question under it. Ledgers stay as they are.
 """
 
 import contextlib
@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -38,7 +39,8 @@ from farthing.deploy.messages.signed import Signer, checked_name, public_key
 from farthing.errors import InvalidValue
 
 COORDINATOR = "coordinator"
-_YEARS = datetime.timedelta(days=825)  # some clients reject certificates for longer
+_CERTIFICATE = datetime.timedelta(days=825)  # some clients reject certificates for longer
+_AUTHORITY = datetime.timedelta(days=20 * 365)  # it signs all renewed certificates: parties keep their ca.pem
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,33 @@ class PublicKeys:
         if not isinstance(loaded, ec.EllipticCurvePublicKey):
             raise InvalidValue(f"node in {str(path)!r} must be an ECDSA key as OpenSSH writes it")
         return cls(public_key(found["key"]), node)
+
+
+def check_authority(path: Path) -> None:
+    """Refuse a file that holds no certificate."""
+    content = _content(path)
+    try:
+        x509.load_pem_x509_certificate(content)
+    except ValueError:
+        raise InvalidValue(f"authority must be the coordinator's ca.pem, {str(path)!r} is not") from None
+
+
+def check_node_key(path: Path) -> None:
+    """Refuse a file that holds no key of a node."""
+    content = _content(path)
+    try:
+        loaded: object = serialization.load_ssh_private_key(content, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # or it is encrypted
+        loaded = None
+    if not isinstance(loaded, ec.EllipticCurvePrivateKey):
+        raise InvalidValue(f"node must be a node.key that farthing keys made, {str(path)!r} is not")
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidValue(f"{str(path)!r} cannot be read: {error.strerror}") from None
 
 
 def make(folder: Path, parties: Sequence[str], hosts: Sequence[str], coordinator: bool) -> list[Path]:
@@ -161,7 +190,7 @@ def _coordinator(place: Path, alternatives: list[x509.GeneralName]) -> None:
     authority = ec.generate_private_key(ec.SECP384R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "farthing's own authority")])
     root = (
-        _begun(issuer, issuer, authority.public_key(), authority.public_key())
+        _begun(issuer, issuer, authority.public_key(), authority.public_key(), _AUTHORITY)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .sign(authority, hashes.SHA384())
@@ -188,7 +217,7 @@ def _certificate(
     server = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "farthing coordinator")])
     leaf = (
-        _begun(subject, issuer, server.public_key(), authority.public_key())
+        _begun(subject, issuer, server.public_key(), authority.public_key(), _CERTIFICATE)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -204,6 +233,7 @@ def _begun(
     issuer: x509.Name,
     key: ec.EllipticCurvePublicKey,
     authority: ec.EllipticCurvePublicKey,
+    lasting: datetime.timedelta,
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
@@ -213,7 +243,7 @@ def _begun(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))  # clocks differ
-        .not_valid_after(now + _YEARS)
+        .not_valid_after(now + lasting)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority), critical=False)
     )

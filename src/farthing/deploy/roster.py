@@ -22,11 +22,13 @@ from farthing.deploy.messages.transport import Check, Replies, Request, SignedEx
 from farthing.errors import BudgetSpent, FarthingError
 from farthing.federated.protocol import enough_came
 from farthing.federated.terms import Invitation, Terms
+from farthing.noise import summing
 
 log = logging.getLogger("farthing.federated")
 
 PAUSE = 0.25  # seconds between two attempts to reach a party
 MOST_EPSILON, MOST_DELTA = 1e3, 0.1  # of budgets that parties may announce
+MOST_RECORDS = summing.MOST  # that one may announce: no guard adds up more
 _HELLO = 5.0  # seconds of one attempt to greet the parties
 
 
@@ -95,7 +97,7 @@ class Party:
         budget = forms.budget_of(said.inner("budget"))
         if budget.epsilon > MOST_EPSILON or budget.delta > MOST_DELTA:
             refuse(Reason.MALFORMED, "the budget protects nobody, and pricing it takes minutes")
-        records, colluding = said.whole("records", 1), said.whole("colluding")
+        records, colluding = said.whole("records", 1, MOST_RECORDS), said.whole("colluding")
         row = forms.row_of(said.take("row"))
         said.done()
         return cls(name, budget, records, colluding, row or (0, "0" * 64))
@@ -167,6 +169,14 @@ class Party:
         """Restore the state that `snapshot` returned."""
         self.left, state, self.missed, self.reason, seq, text, self.owes, self.stale, self.broke = said
         self.state, self.seen = State(state), (seq, text)
+
+
+def terms_or_why(invitation: Invitation, budget: Budget, records: int) -> Terms | Exception:
+    """Return the terms of a party that states this, or why there are none."""
+    try:
+        return invitation.terms(budget, records)
+    except (FarthingError, ArithmeticError) as error:
+        return error
 
 
 def longest(terms: Terms, records: int, size: int) -> float:
@@ -341,11 +351,10 @@ class PartyRoster:
 
     def _terms_of(self, party: Party, invitation: Invitation) -> Terms | Exception:
         """Return a party's terms, or why its statements allow none."""
-        try:
-            return invitation.terms(party.budget, party.records)
-        except (FarthingError, ArithmeticError) as error:
-            log.warning("%s cannot take part: %s", party.name, error)
-            return error
+        found = terms_or_why(invitation, party.budget, party.records)
+        if isinstance(found, Exception):
+            log.warning("%s cannot take part: %s", party.name, found)
+        return found
 
     def propose(self, turn: RoundId, form: dict[str, Any], seconds: float) -> int:
         """Ask the parties whether they agree to the terms; `BudgetSpent` where none does.

@@ -27,9 +27,9 @@
     records = 20000                   # no statement of more records, or of a larger epsilon, counts more
     staleness = 2                     # rounds by which an answer may be late and still count
 
-    [floor]                           # optional: the least budget that a party may have. Under distributed
-    epsilon = 0.1                     # trust one noise is sized for the least of all: who has less than this
-    delta = 1e-9                      # is left out, and told so (by default 1e-3 and 1e-30 there)
+    [floor]                           # optional: the least budget that a party may have; who has less is left
+    epsilon = 0.1                     # out, and told so (by default 1e-3 and 1e-30). One noise that all share
+    delta = 1e-9                      # is sized for the least of all; a plain sum has the noise of each
 
     [external]                        # optional: a SuperLink of others, in place of listen
     bridge = "bridge.sock"            # where the relay that `flwr run` starts there connects to
@@ -272,7 +272,7 @@ class RunFile:
     evaluate: int | None = None
     metrics: Address | None = None
     external: External | None = None
-    floor: Floor | None = None
+    floor: Floor = LEAST
 
     @classmethod
     def load(cls, path: Path) -> "RunFile":
@@ -321,7 +321,7 @@ class RunFile:
             evaluate=given.whole("evaluate", None),
             metrics=Address.of(given.text("metrics")) if "metrics" in given.names else None,
             external=External.of(given.table("external")) if "external" in given.names else None,
-            floor=_floor(given.table("floor")) if "floor" in given.names else _shared(job),
+            floor=_floor(given.table("floor")) if "floor" in given.names else LEAST,
         )
         given.done()
         method.done()
@@ -382,11 +382,6 @@ def _floor(given: Settings) -> Floor:
     made = Floor(given.number("epsilon", LEAST.epsilon), given.number("delta", LEAST.delta))
     given.done()
     return made
-
-
-def _shared(job: Job) -> Floor | None:
-    """Return the floor of a run whose file states none: there is one where all share one noise."""
-    return None if job.trusted is Trust.LOCAL else LEAST
 
 
 def _averaging(given: Settings) -> Averaging:

@@ -154,7 +154,14 @@ def _trained(
     plan: RunFile, clients: Remote, test: PublicData | None, board: "RunProgress"
 ) -> tuple[Step, str]:
     """Return the last step, and the reason why it was the last."""
-    problem = plan.learner.problem(int(clients.records.sum()))
+    records, most = int(clients.records.sum()), plan.job.record.most_records
+    if most is not None and records > most:
+        each = zip(clients.names, clients.records.tolist(), strict=True)
+        raise InvalidValue(
+            f"method {plan.job.record.name} takes as many iterations as the square of all records: at most "
+            f"{most} in all, got " + ", ".join(f"{many} of {name}" for name, many in each)
+        )
+    problem = plan.learner.problem(records)
     step, end = None, ""
     board.begun(clients)
     for step in steps(plan.job, clients, problem):

@@ -1,14 +1,19 @@
 """Flower's apps and our access control, without processes."""
 
 import asyncio
+import contextlib
+import functools
 import itertools
 import os
 import socket
 import threading
+import urllib.error
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.proto.control_pb2 import StartRunRequest
 from flwr.proto.fab_pb2 import Fab
@@ -253,6 +258,7 @@ def test_every_connection_of_a_node_looks_for_the_coordinator(monkeypatch):
     [
         (KeyboardInterrupt(), "clocks of both machines must agree"),
         (ValueError("[SSL: CERTIFICATE_VERIFY_FAILED] unable to get issuer"), "use the ca.pem that came"),
+        (ValueError("CERTIFICATE_VERIFY_FAILED: certificate has expired"), "--renew coordinator"),
         (ValueError("CERTIFICATE_VERIFY_FAILED: Hostname mismatch"), "made with --host coordinator.example"),
         (ValueError("[code: 2004] Failed to activate SuperNode."), "lists another public.toml"),
         (ValueError("something\nelse"), "something else"),
@@ -447,3 +453,87 @@ def test_nothing_is_reported_or_installed(tmp_path):
     assert found["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
     assert found["FLWR_HOME"] == str(tmp_path / "home")
     assert os.pathsep in found["PATH"]
+
+
+@pytest.fixture
+def flower_orders():
+    """Orders to Flower's own state, in memory."""
+    from flwr.server.superlink.linkstate import LinkStateFactory
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.superlink.federation import NoOpFederationManager
+
+    factory = LinkStateFactory(":flwr-in-memory:", NoOpFederationManager(), ObjectStoreFactory())
+    return flower_link.Orders(SimpleNamespace(state=SimpleNamespace(linkstate_factory=factory)))
+
+
+def node_key():
+    private = ec.generate_private_key(ec.SECP384R1()).public_key()
+    return private.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode("ascii")
+
+
+class Starting:
+    """A SuperLink that starts: what answers at its address, look by look, and whether it runs."""
+
+    def __init__(self, folder, answers, running=True):
+        self._folder, self._place, self._left = folder, Address("127.0.0.1", 1), list(answers)
+        self.running, self.revived = running, 0
+        self._remove_unmade = functools.partial(superlink.SuperLink._remove_unmade, self)
+        self._answers = functools.partial(superlink.SuperLink._answers, self)
+        self._keys, self._request = folder, lambda path: path
+        self._opener = lambda: SimpleNamespace(open=self.open)
+
+    def open(self, path, timeout):
+        status = self._left.pop(0) if len(self._left) > 1 else self._left[0]
+        if status != 204:
+            raise urllib.error.HTTPError(path, status, "", None, None)
+        return contextlib.nullcontext(SimpleNamespace(status=204))
+
+    def revive(self):
+        self.revived += 1
+        self.running = not (self._folder / "superlink.db").exists()  # Flower does not start with this one
+
+
+@pytest.fixture
+def no_waiting(monkeypatch):
+    """Seconds that pass at once."""
+    now = [0.0]
+    clock = SimpleNamespace(
+        monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds)
+    )
+    monkeypatch.setattr(superlink, "time", clock)
+    return now
+
+
+def test_the_superlink_of_a_killed_coordinator_is_given_time_to_end(tmp_path, no_waiting):
+    """It does not know the new key; only what still answers after twenty seconds is somebody else's."""
+    link = Starting(tmp_path, [403, 403, 204])
+    superlink.SuperLink._await_link(link, link)
+    assert (tmp_path / "superlink.made").exists()
+    with pytest.raises(FarthingError, match="not our SuperLink"):
+        superlink.SuperLink._await_link(other := Starting(tmp_path, [403]), other)
+    assert 20 <= no_waiting[0] < 25
+
+
+def test_a_database_that_was_never_whole_is_made_anew(tmp_path, no_waiting):
+    """A coordinator that was killed while Flower made it would never start again."""
+    for end in ("", "-wal", "-shm"):
+        (tmp_path / f"superlink.db{end}").write_bytes(b"half of it")
+    link = Starting(tmp_path, [204], running=False)
+    superlink.SuperLink._await_link(link, link)
+    assert link.revived == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"superlink.made"}
+    (tmp_path / "superlink.db").write_bytes(b"all of it")
+    superlink.SuperLink._remove_unmade(link)
+    assert (tmp_path / "superlink.db").read_bytes() == b"all of it"
+
+
+def test_a_coordinator_that_was_killed_finds_the_nodes_that_it_registered(tmp_path, flower_orders):
+    """Flower registers a key once; whatever a coordinator noted, the numbers are those of the database."""
+    cards = {"a": node_key(), "b": node_key()}
+    link = SimpleNamespace(_folder=tmp_path, _ordered=lambda what, *keys: flower_orders(what, list(keys)))
+    first = superlink.SuperLink._registered(link, cards)
+    assert len(set(first.values())) == 2
+    assert superlink.SuperLink._registered(link, cards) == first
+    more = superlink.SuperLink._registered(link, {"c": node_key(), **cards})
+    assert [more["a"], more["b"]] == [first["a"], first["b"]]
+    assert len(set(more.values())) == 3

@@ -405,6 +405,25 @@ def test_replies_of_a_node_take_up_so_much_memory_at_most(short, monkeypatch):
     asyncio.run(run())
 
 
+def test_a_node_that_confirms_nothing_does_not_fill_the_memory(short):
+    """It would end the messages of all; the last ones that it fetched stay there for it."""
+
+    async def run():
+        wire = Wire()
+        for number in range(30):
+            asked = request(7, bytes([number]) * 1000)
+            assert await wire.push(asked) == 200
+            (head,) = await wire.pull(7)
+        box = wire.app._box
+        assert box._size < 10_000
+        for name, part in get_all_nested_objects(asked).items():
+            assert await wire.part(name, 7) == part.deflate()
+        assert await wire.confirm(head.metadata.message_id, 7) == 200
+        assert await wire.push(reply(asked), 7) == 200
+
+    asyncio.run(run())
+
+
 def test_who_has_not_proved_to_be_a_node_sends_a_few_kilobytes(short):
     """They are not kept, and neither are strangers' keys."""
 

@@ -1,8 +1,10 @@
-"""Another account of the coordinator's machine, with the certificate of every party, at a real SuperLink."""
+"""A real SuperLink: another account of its machine, and what a killed coordinator left behind."""
 
+import contextlib
 import json
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -101,3 +103,21 @@ def test_who_has_the_certificate_alone_starts_and_registers_nothing(link, tmp_pa
     assert (tmp_path / "run" / "superlink.log").read_text().count("refused: the coordinator's key") >= 3
     for name in ("control.key", "secret", "superlink.db", "superlink.log"):
         assert os.stat(tmp_path / "run" / name).st_mode & 0o077 == 0, name
+
+
+def test_a_superlink_starts_over_a_database_that_flower_was_killed_over(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(farthing.__file__).parents[1]))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        place = Address("127.0.0.1", probe.getsockname()[1])
+    keyring.make(tmp_path / "keys", ["a"], ["127.0.0.1"], coordinator=True)
+    nodes = {"a": PublicKeys.load(tmp_path / "keys" / "a" / "public.toml").node}
+    (tmp_path / "run").mkdir()
+    with contextlib.closing(sqlite3.connect(tmp_path / "run" / "superlink.db")) as half:
+        half.execute("CREATE TABLE federation_app (is_hub_app BOOLEAN)")  # of a migration that was not noted
+    numbers = []
+    for _ in range(2):  # and the database that it made is kept
+        found = SuperLink(place, tmp_path / "keys" / "coordinator", nodes, tmp_path / "run")
+        numbers.append(dict(found.bridge._nodes))
+        found.close()
+    assert numbers[0] == numbers[1]

@@ -10,13 +10,15 @@ from farthing.data.tables import Features
 from farthing.deploy import coordinator, roster
 from farthing.deploy.averages import Averaging
 from farthing.deploy.guard import keeper
-from farthing.deploy.messages import forms
 from farthing.deploy.messages.forms import Floor, RoundId
 from farthing.deploy.messages.signed import MessageKind, Signer, message_digest, seal, unseal
 from farthing.deploy.roster import State
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
-from farthing.federated import Invitation, Trust
+from farthing.federated import Exactly, Invitation, Trust, Weights
+from farthing.federated.methods.addp import addp
+from farthing.federated.methods.federated_descent import federated_descent
 from farthing.federated.methods.sgd1 import sgd1
+from farthing.federated.methods.sgd2 import sgd2
 from farthing.federated.protocol import least_noise, under
 from farthing.federated.renegotiated import descend_changing
 from farthing.linear.losses import LinearGradient, logistic
@@ -224,6 +226,19 @@ def test_a_key_is_renewed_and_another_revoked_in_a_run_that_goes_on(village, clo
     assert village.check(verify="p0") == {"p0": (4, 4), "p1": (2, 2), "p2": (4, 4)}
 
 
+def stating(monkeypatch, house, lie):
+    """Let a party announce something else than its policy says."""
+    seal = keeper.seal
+
+    def lying(kind, header, body, signer):
+        if kind is MessageKind.ANNOUNCEMENT and signer.public == house.signer.public:
+            told = {"budget": header["budget"] | lie["budget"]} if "budget" in lie else {}
+            header = header | lie | told
+        return seal(kind, header, body, signer)
+
+    monkeypatch.setattr(keeper, "seal", lying)
+
+
 @pytest.mark.parametrize(
     "lie",
     [
@@ -232,21 +247,13 @@ def test_a_key_is_renewed_and_another_revoked_in_a_run_that_goes_on(village, clo
         {"budget": {"delta": 0.5}},
         {"budget": {"unit": "party"}},
         {"records": 0},
+        {"records": 2**31},
         {"colluding": -1},
     ],
 )
 def test_what_one_party_states_does_not_stop_the_others(lie, village, clock, monkeypatch):
     """A budget without terms, or one that takes minutes to price, whether it comes first or later."""
-    house, seal = village.settle(3).houses["p2"], keeper.seal
-
-    def lying(kind, header, body, signer):
-        if kind is MessageKind.ANNOUNCEMENT and signer.public == house.signer.public:
-            header = header | lie
-            if "budget" in lie:
-                header["budget"] = forms.budget(Budget(1.0, 1e-6, observer="server")) | lie["budget"]
-        return seal(kind, header, body, signer)
-
-    monkeypatch.setattr(keeper, "seal", lying)
+    stating(monkeypatch, village.settle(3).houses["p2"], lie)
     for late in (False, True):
         links = Links(village, clock, **({"p2": None} if late else {}))
         clients = village.clients(links, seconds=10.0, least=2, run=f"run-{late}")
@@ -256,6 +263,57 @@ def test_what_one_party_states_does_not_stop_the_others(lie, village, clock, mon
         assert clients.names == ["p0", "p1"]
         village.stop()
     assert village.check() == {"p0": (4, 4), "p1": (4, 4), "p2": (0, 0)}
+
+
+@pytest.mark.parametrize("method", [addp, federated_descent, sgd2])
+@pytest.mark.parametrize("lie", [{"observer": "coordinator"}, {"delta": 0.0}, {"epsilon": 1e-300}])
+def test_methods_forecast_without_the_parties_that_have_no_terms(lie, method, village, clock, monkeypatch):
+    stating(monkeypatch, village.settle(3).houses["p2"], {"budget": lie})
+    clients = village.clients(Links(village, clock), seconds=2.0)
+    next(method(clients, Problem(logistic, 63, 2, unit=False)))
+    here = {party.name for party in clients.status().parties if party.state is State.HERE}
+    assert here >= {"p0", "p1"}
+    assert {name: counts[0] for name, counts in village.check().items()} == {
+        name: int(name in here) for name in village.houses
+    }
+
+
+def test_a_party_that_states_more_records_than_any_sum_holds_does_not_stop_a_secure_sum(
+    village, clock, monkeypatch
+):
+    """Words of 64 bits are sized for all records that are stated."""
+    village.settle(4, limits='trust = "distributed"\ncolluding = 0', epsilon=1e3)
+    stating(monkeypatch, village.houses["p2"], {"records": 2**45})
+    clients = village.clients(Links(village, clock), least=2)
+    clients.invite(Invitation(1.0, rounds=5, noise_multiplier=0.5, trust="distributed", survivors=2))
+    assert counts(clients, 1) == [3]
+    assert clients.names == ["p0", "p1", "p3"]
+
+
+@pytest.mark.parametrize(
+    ("lie", "averaging"),
+    [
+        ({"records": 2**29}, Averaging(records=25)),
+        ({"budget": {"epsilon": 900.0, "delta": 0.09}}, Averaging(epsilon=1.0)),
+        ({"records": 2**29, "budget": {"epsilon": 900.0}}, Averaging(records=25, epsilon=1.0)),
+        ({"records": 2**29, "budget": {"epsilon": 900.0, "delta": 0.09}}, Averaging(mean="trimmed")),
+        ({"records": 2**29, "budget": {"epsilon": 900.0, "delta": 0.09}}, Averaging(mean="median")),
+    ],
+)
+@pytest.mark.parametrize("weights", [Weights.PRECISION, Weights.PLAIN])
+def test_steps_follow_from_no_statement_beyond_the_caps(lie, averaging, weights, village, clock, monkeypatch):
+    """Methods choose steps by the forecast; one party that states much must not set everybody's."""
+    invitation = Invitation(1.0, rounds=10)
+    if weights is Weights.PLAIN:  # A-DDP's own settings, with which larger budgets have more rounds
+        invitation = Invitation(1.0, Exactly(1), 10, calibration="advanced", accountant="sampling")
+    village.settle(5)
+    honest = village.clients(Links(village, clock), averaging=averaging, run="honest")
+    before = honest.forecast(invitation, weights)
+    village.stop()
+    stating(monkeypatch, village.houses["p2"], lie)
+    found = village.clients(Links(village, clock), averaging=averaging).forecast(invitation, weights)
+    assert 0.8 * before.rounds <= found.rounds <= 1.6 * before.rounds
+    assert 0.8 * before.deviation <= found.deviation <= 1.25 * before.deviation
 
 
 def test_a_party_that_wants_safety_against_all_others_does_not_stop_them(village, clock):

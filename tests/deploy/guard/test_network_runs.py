@@ -8,11 +8,13 @@ import pytest
 import farthing as ft
 from farthing.deploy import factories
 from farthing.deploy.averages import longest_upload, steps_of
+from farthing.deploy.guard import keeper
 from farthing.deploy.messages.forms import NetworkAsk, NetworkKind, Question, RoundId, pack_weights
 from farthing.deploy.messages.signed import Fields, MessageKind, Reason, digest, pack_table, seal, unseal
 from farthing.deploy.messages.transport import InProcess
 from farthing.deploy.roster import State, longest
 from farthing.errors import InvalidValue, Unsupported
+from farthing.federated.methods.networks import dp_fedavg
 from farthing.federated.protocol import ClientAgent, Parties
 from farthing.federated.rounds import LocalSteps
 from farthing.federated.terms import Invitation, Weights
@@ -212,6 +214,22 @@ def test_no_honest_upload_of_local_steps_is_refused_for_its_length():
 # --- secure aggregation
 
 SHARED = Invitation(1.0, rounds=4, noise_multiplier=500.0, trust="distributed", survivors=2)
+
+
+@pytest.mark.parametrize("unit", ["record", "party"])
+def test_a_party_that_announces_another_unit_is_left_out_of_whole_updates(unit, network, monkeypatch):
+    house, seals = network.settle(3, unit="user").village.houses["p1"], keeper.seal
+
+    def lying(kind, header, body, signer):
+        if kind is MessageKind.ANNOUNCEMENT and signer.public == house.signer.public:
+            header = header | {"budget": header["budget"] | {"unit": unit}}
+        return seals(kind, header, body, signer)
+
+    monkeypatch.setattr(keeper, "seal", lying)
+    clients = network.village.clients(network.village.functions(), seconds=5.0)
+    next(dp_fedavg(clients, network.network, rounds=3))
+    assert clients.names == ["p0", "p2"]
+    assert network.village.check() == {"p0": (1, 1), "p1": (0, 0), "p2": (1, 1)}
 
 
 def test_a_secure_sum_of_a_network_is_the_sum_of_what_parties_would_have_sent(network):

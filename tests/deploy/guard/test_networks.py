@@ -1,11 +1,13 @@
 """Guards over networks: what a coordinator may ask, refusals before the charge, repetitions."""
 
 import pickle
+import sqlite3
 
 import numpy as np
 import pytest
 
 from farthing.deploy.guard.policy import Policy
+from farthing.deploy.messages import forms
 from farthing.deploy.messages.signed import MessageKind, Reason
 from farthing.errors import InvalidValue, Unsupported
 from farthing.federated.terms import Invitation
@@ -243,6 +245,17 @@ def test_a_policy_that_does_not_fit_is_an_error_when_the_guard_starts(change, me
     asked = installed().settle(1)
     with pytest.raises((InvalidValue, Unsupported), match=message):
         changed(asked, one=change).open()
+
+
+def test_a_model_whose_answers_no_ledger_keeps_is_refused_when_the_guard_starts(installed, monkeypatch):
+    """Every round of it would be charged, and its answer lost."""
+    with sqlite3.connect(":memory:") as ledger:
+        assert ledger.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) > 8 * forms.MOST_WEIGHTS + 2**16
+    monkeypatch.setattr(forms, "MOST_WEIGHTS", 22)
+    asked = installed().settle(1)
+    with pytest.raises(InvalidValue, match="at most 22 numbers, the model has 23"):
+        asked.village.houses["p0"].open()
+    assert not asked.village.houses["p0"].ledger.exists()
 
 
 def test_a_model_that_mixes_examples_is_refused_when_the_guard_starts(installed):

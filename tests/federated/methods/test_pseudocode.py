@@ -16,7 +16,7 @@ import farthing as ft
 from farthing.data.tables import Table
 from farthing.errors import BudgetSpent
 from farthing.federated import ClientAgent, Exactly, Parties, simulated
-from farthing.federated.methods.addp import addp
+from farthing.federated.methods.addp import addp, sgd_adv, sgd_maj, sgd_pass
 from farthing.federated.methods.sgd1 import sgd1
 from farthing.federated.methods.sgd2 import sgd2
 from farthing.federated.simulated import Simulated
@@ -229,6 +229,91 @@ def test_line_5_and_lines_7_to_10_of_addp(draw, rate, adjacency, moved):
         assert rounds > 4  # the theorem affords more than was estimated
         assert delta_of(rounds, rate, noise, moved * 0.5, budget.epsilon) <= 1e-4
         assert delta_of(rounds + 1, rate, noise, moved * 0.5, budget.epsilon) > 1e-4
+
+
+# the baselines of Cheng et al. 2020, "Contrast algorithms", and Bassily, Smith & Thakurta 2014 for SGD-Adv
+
+T = 5
+
+
+def analytic(epsilon, delta, moved):
+    """The least σ by equation (4)."""
+
+    def excess(sigma):
+        mu = moved / sigma
+        return ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu) - delta
+
+    return brentq(excess, 1e-3 * moved, 1e6 * moved, xtol=1e-12, rtol=1e-13)
+
+
+def advanced_iteration(epsilon, delta):
+    """(ε_iter, δ_iter) of T rounds by advanced composition, with half of δ as slack."""
+
+    def total(each):
+        return math.sqrt(2 * T * math.log(2 / delta)) * each + T * each * math.expm1(each)
+
+    return brentq(lambda each: total(each) - epsilon, 1e-9, epsilon, xtol=1e-15), delta / (2 * T)
+
+
+def maj_noise(budget, rate, moved):
+    return analytic(budget.epsilon / T, budget.delta / T, moved)
+
+
+def adv_noise(budget, rate, moved):
+    """ln(1 + p (e^ε - 1)) and p δ of a round are what advanced composition allows it."""
+    each, missed = advanced_iteration(budget.epsilon, budget.delta)
+    return analytic(math.log1p(math.expm1(each) / rate), missed / rate, moved)
+
+
+@pytest.mark.parametrize(("method", "noise"), [(sgd_maj, maj_noise), (sgd_adv, adv_noise)])
+def test_sgd_maj_and_sgd_adv_are_t_plain_rounds_of_one_record(method, noise):
+    """T is fixed beforehand: users draw, clip at C, add noise for 2C; the server takes the mean."""
+    budgets, clip = server(0.6, 1.3, 0.9), 0.45
+    clients, log = agents(budgets)
+    steps = list(method(clients, Problem(logistic, 9, 2, unit=False), clip_norm=clip, rounds=T, lr=0.7))
+    sigmas = [noise(budget, 1 / size, 2 * clip) for budget, size in zip(budgets, SIZES, strict=True)]
+    assert [ask.user for ask in log] == [0, 1, 2] * T
+    w, shrunk = np.zeros(3), 0
+    for t in range(T):
+        total = np.zeros(3)
+        for user in range(3):
+            ask = log[3 * t + user]
+            assert ask.deviation == pytest.approx(sigmas[user], rel=1e-6)
+            np.testing.assert_allclose(ask.w, w, atol=1e-12)
+            whole = one_gradient(w, row_of(user, t), math.inf)
+            shrunk += np.linalg.norm(whole) > clip
+            total += one_gradient(w, row_of(user, t), clip) + ask.deviation * NOISE[user, t]
+        w = w - 0.7 * total / 3
+        np.testing.assert_allclose(np.append(*steps[t].w), w, atol=1e-12)
+    assert len(steps) == T
+    assert 0 < shrunk < 3 * T
+
+
+def test_sgd_pass_visits_each_record_t_times_in_turn(monkeypatch):
+    """T passes; a record's own T visits are composed, and nothing is amplified; short users end first."""
+    budgets, clip = server(0.6, 1.3, 0.9, adjacency="zero-out"), 0.45
+    sigmas = [analytic(*advanced_iteration(budget.epsilon, budget.delta), clip) for budget in budgets]
+    sums = []
+
+    def release(self, total, bound, stream, turn=0):
+        sums.append((np.array(total), self.noise_multiplier * bound.clip))
+        return total + NOISE[0, len(sums) - 1]
+
+    monkeypatch.setattr(Gaussian, "release", release)
+    clients = Simulated(Table(X, Y), ENDS, budgets, stream=SeededStream(0))
+    steps = list(sgd_pass(clients, Problem(logistic, 9, 2, unit=False), clip_norm=clip, rounds=T, lr=0.7))
+    w, visits, t = np.zeros(3), np.zeros(9, int), 0
+    while came := [user for user in range(3) if t < T * SIZES[user]]:
+        places = [ENDS[user] + t % SIZES[user] for user in came]
+        visits[places] += 1
+        total = sum(one_gradient(w, place, clip) for place in places)
+        np.testing.assert_allclose(sums[t][0], total, atol=1e-9)
+        assert sums[t][1] == pytest.approx(math.hypot(*(sigmas[user] for user in came)), rel=1e-6)
+        w = w - 0.7 * (total + NOISE[0, t]) / len(came)
+        np.testing.assert_allclose(np.append(*steps[t].w), w, atol=1e-9)
+        t += 1
+    assert len(steps) == t == T * max(SIZES)
+    assert set(visits) == {T}
 
 
 # SGD1 and SGD2 of the multi-party write-up

@@ -20,8 +20,9 @@ from farthing.noise.lattice import SeededStream
 from farthing.queries.mechanisms import NoisyMax
 from farthing.queries.samplers import Poisson
 from farthing.torch.kernels.noise import TensorGaussian
-from farthing.torch.methods.adadp import AdaDP
+from farthing.torch.methods.adadp import AdaDP, AdaL, AdaN
 from farthing.torch.methods.dpagd import dpagd
+from farthing.torch.methods.dpopt import DpOpt
 from farthing.torch.training.loop import train
 from farthing.torch.training.records import Examples
 
@@ -104,7 +105,21 @@ def test_train_is_dpsgds_algorithm_1_batch_by_batch(seen):
 
 
 def bound_of(state, step, shape, settings):
-    """Lines 7 to 9 and 12 of AdaDP on released values: None for the global clip, or (s, clip of g / s).
+    """Lines 7 to 9 and 12 of AdaDP on released values: None for the global clip, or (s, clip of g / s)."""
+    root = root_of(state, step, settings)
+    if root is None:
+        return None
+    if shape == "box":
+        return np.minimum(settings.factor * root, settings.clip_norm), None
+    if shape == "dpopt":  # Σ g² s² is least at this price for s² ∝ 1/|g|
+        scale = 1 / np.sqrt(root)
+        scale = scale / math.sqrt(np.mean(scale**2))
+        return scale, settings.clip_norm * math.sqrt(np.mean(1 / scale**2))
+    return np.sqrt(root / root.mean()), settings.clip_norm * root.mean() / math.sqrt(np.mean(root**2))
+
+
+def root_of(state, step, settings):
+    """√E' of every coordinate, between floor and ceiling; None while E' does not stand out of the noise.
 
     E' and the noise in it are corrected for their youth; E' stands out of the noise if its mean lies above
     three deviations of the mean of so many squares of noise.
@@ -119,10 +134,7 @@ def bound_of(state, step, shape, settings):
         return None
     part = max(0.0, 1 - 2 * clutter**2 / batches / signal.var())
     pooled = np.maximum(level + part * (signal - level), 0.0)
-    root = np.sqrt(np.clip(pooled, settings.floor**2 * level, settings.ceiling**2 * level))
-    if shape == "box":
-        return np.minimum(settings.factor * root, settings.clip_norm), None
-    return np.sqrt(root / root.mean()), settings.clip_norm * root.mean() / math.sqrt(np.mean(root**2))
+    return np.sqrt(np.clip(pooled, settings.floor**2 * level, settings.ceiling**2 * level))
 
 
 @pytest.mark.parametrize("shape", ["box", "ellipsoid"])
@@ -169,6 +181,58 @@ def test_adadp_is_its_lines_on_released_values(seen, shape, period):
         branches.append(bound is not None)
     assert branches[0] is False  # the first batch has the global clip
     assert sum(branches) >= 3  # and later ones the local one
+
+
+def test_adal_is_dpsgd_with_the_rate_of_lines_22_to_26(seen):
+    """AdaL: lines 16 and 18 in every round, E of released gradients [22], steps divided by its root [25]."""
+    model, noise, clip = linear(), 0.4, 0.9
+    theta, square = weights_of(model), np.zeros(3)
+    method = AdaL(model, 0.05, clip_norm=clip, rate_memory=0.7, eps=1e-6)
+    path = trained(model, seen, clip_norm=method.bound, noise_multiplier=noise, steps=12, optimizer=method)
+    for t, (_, found) in enumerate(path):
+        assert seen.asked[t].bound.norm() * seen.asked[t].scale == pytest.approx(np.full(3, clip))
+        released = noisy_mean(theta, BATCHES[t], clip, noise * clip * NORMALS[t])
+        square = 0.7 * square + 0.3 * released**2
+        theta = theta - 0.05 * released / np.sqrt(square + 1e-6)
+        np.testing.assert_allclose(found, theta, atol=1e-4)
+
+
+def noisy_mean(theta, batch, clip, noise, scale=1.0):
+    """The noisy mean of a batch whose gradients are divided by max(1, |g / s| / clip)."""
+    total = np.zeros(3)
+    for place in batch:
+        g = (theta @ X[place] - Y[place]) * X[place]
+        total += g / max(1.0, np.linalg.norm(g / scale) / clip)
+    return (total + noise) / (RATE * RECORDS)
+
+
+@pytest.mark.parametrize("shape", ["ellipsoid", "dpopt"])
+def test_adan_and_dpopt_take_plain_steps_under_noise_of_their_shape(seen, shape):
+    """AdaN: AdaDP without lines 22 and 25. DpOpt: the same estimate, and noise where gradients are small.
+
+    Its price Σ (Δ_i/σ_i)² is that of the global clip at the same noise multiplier, in every round.
+    """
+    settings = SimpleNamespace(memory=0.8, floor=0.1, ceiling=10.0, clip_norm=0.9)
+    made = {"ellipsoid": AdaN, "dpopt": DpOpt}[shape]
+    model, noise, batch = linear(), 0.4, RATE * RECORDS
+    theta = weights_of(model)
+    method = made(model, 0.3, clip_norm=0.9, memory=0.8, estimate="coordinate")  # a shape for ten batches
+    path = trained(model, seen, clip_norm=method.bound, noise_multiplier=noise, steps=12, optimizer=method)
+    state, shaped, bound = SimpleNamespace(signal=np.zeros(3), clutter=0.0), 0, None
+    for t, (_, found) in enumerate(path):
+        if t % 10 == 0:
+            bound = bound_of(state, t, shape, settings)
+        scale, clip = (np.ones(3), 0.9) if bound is None else bound
+        deviation = noise * scale * clip
+        ask = seen.asked[t]
+        np.testing.assert_allclose(noise * ask.bound.norm() * ask.scale, deviation, rtol=1e-4)
+        released = noisy_mean(theta, BATCHES[t], clip, deviation * NORMALS[t], scale)
+        state.signal = 0.8 * state.signal + 0.2 * (released**2 - (deviation / batch) ** 2)
+        state.clutter = 0.8 * state.clutter + 0.2 * np.mean((deviation / batch) ** 2)
+        theta = theta - 0.3 * released
+        np.testing.assert_allclose(found, theta, atol=1e-4)
+        shaped += bound is not None and np.ptp(scale) > 0.1
+    assert 0 < shaped < len(path)  # the first shape is that of DP-SGD, a later one is not
 
 
 @pytest.mark.parametrize("learning", [True, False])

@@ -209,8 +209,12 @@ class Orders:
         from flwr.supercore.primitives.asymmetric import public_key_to_bytes
         from flwr.superlink.servicer.control import control_handlers
 
-        public: Any = load_ssh_public_key(key.encode("ascii"))
-        request, state = RegisterNodeRequest(public_key=public_key_to_bytes(public)), self._state()
+        loaded: Any = load_ssh_public_key(key.encode("ascii"))
+        public, state = public_key_to_bytes(loaded), self._state()
+        known = state.get_node_id_by_public_key(public)  # registered by a coordinator that was killed
+        if known is not None:
+            return int(known)
+        request = RegisterNodeRequest(public_key=public)
         return int(control_handlers.register_node(request, account, state).node_id)
 
     def _started(self, account: Any) -> int:

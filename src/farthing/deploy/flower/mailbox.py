@@ -1,8 +1,9 @@
 """Keep the messages of a SuperLink in memory, each for its reader, until it is fetched or expires.
 
 A message is announced with the numbers of its parts (the SHA-256 of their bytes), then its parts come. A
-reader gets the parts of messages that it fetched and no others. A node replies once to each message that it
-fetched, and its replies take up so much memory at most: nodes are other people's machines.
+reader gets the parts of messages that it fetched and no others, until it confirms them. Nodes are other
+people's machines. So a node replies once to each message that it fetched, its replies take up so much memory
+at most, and of the messages that it does not confirm only the last few are kept.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ from typing import Any
 RELAY = 0  # the reader of replies; nodes have numbers of their own
 MOST = 2**31  # bytes of messages in memory; more are refused
 MOST_OF_NODE = 2**30 + 2**20  # bytes of one node's replies: the longest answer of a guard
+_UNCONFIRMED = 4  # messages of a node that it may fetch before it confirms the first
 _SWEEP = 1.0  # seconds between two looks for messages that have expired
 
 
@@ -97,6 +99,9 @@ class Mailbox:
         for number, mail in found:
             del self._mail[number]
             self._taken[number], self._asked[number] = (reader, mail.parts), (reader, mail.until)
+        held = [number for number, (to, _) in self._taken.items() if to == reader != RELAY]
+        for number in held[:-_UNCONFIRMED]:
+            self._drop(self._taken.pop(number)[1])
         return [mail for _, mail in found]
 
     def may_reply(self, node: int, number: str) -> bool:

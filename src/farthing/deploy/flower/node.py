@@ -169,6 +169,11 @@ def explained(error: BaseException, address: str, authority: str, key: str) -> s
     if "mismatch" in said and "CERTIFICATE" in said:
         host = address.rpartition(":")[0]
         return f"the coordinator's certificate is for another name: its keys must be made with --host {host}"
+    if "CERTIFICATE" in said and ("expired" in said or "not yet valid" in said):
+        return (
+            f"the certificate of the coordinator at {address} has expired (farthing keys --renew coordinator "
+            "makes another), or the clock of this machine is wrong"
+        )
     if "CERTIFICATE" in said:
         return (
             f"the certificate of the coordinator at {address} is not of the authority in {authority!r}: use "

@@ -112,6 +112,7 @@ serverapp = "farthing.deploy.flower.app:server"
 clientapp = "farthing.deploy.flower.app:client"
 """
 
+_DATABASE, _MADE = "superlink.db", "superlink.made"  # the second is there once the first is whole
 _UP = 120.0  # seconds within which a SuperLink must answer
 _EACH = 20.0  # additional seconds for each node to register
 _FREE = 20.0  # seconds for which the SuperLink of a killed coordinator may still hold the port
@@ -212,6 +213,7 @@ class SuperLink:
         self.bridge = Bridge({})
         self._environment[BRIDGE] = str(self.bridge.path)
         self._link = Child(self._link_command(), self._folder / "superlink.log", self._environment)
+        self._remove_unmade()
         self._link.start()
         self._await_link(self._link)
         self.bridge.reach(self._registered(nodes))
@@ -253,7 +255,7 @@ class SuperLink:
             *("--ssl-certfile", str(keys / "server.pem"), "--ssl-keyfile", str(keys / "server.key")),
             *("--ssl-ca-certfile", str(keys / "ca.pem"), "--enable-supernode-auth"),
             *("--isolation", "process", "--superexec-auth-secret-file", str(self._folder / "secret")),
-            *("--database", str(self._folder / "superlink.db"), "--disable-runtime-dependency-installation"),
+            *("--database", str(self._folder / _DATABASE), "--disable-runtime-dependency-installation"),
         ]
 
     def _executor_command(self) -> list[str]:
@@ -293,7 +295,7 @@ class SuperLink:
 
     def _await_link(self, link: Child) -> None:
         began, warned = time.monotonic(), False
-        while not (link.running and self._answers()):
+        while not (link.running and self._answers(time.monotonic() - began < _FREE)):
             waited, taken = time.monotonic() - began, not link.running and self._place.taken()
             if waited > _UP or (waited > _FREE and not link.running):
                 if taken:
@@ -306,11 +308,26 @@ class SuperLink:
             if taken and not warned:
                 log.warning("%s is in use: waiting %g s for who was here before to end", self._place, _FREE)
                 warned = True
+            if not link.running:
+                self._remove_unmade()
             link.revive()
             time.sleep(_SOON)
+        (self._folder / _MADE).touch(0o600)
 
-    def _answers(self) -> bool:
-        """Return whether our access control answers; raise where something else does."""
+    def _remove_unmade(self) -> None:
+        """Remove a database that Flower was killed over while it made it: it never starts with it again.
+
+        Nothing is lost with it: no SuperLink has answered yet.
+        """
+        if not (self._folder / _MADE).exists():
+            for end in ("", "-wal", "-shm", "-journal"):
+                (self._folder / f"{_DATABASE}{end}").unlink(missing_ok=True)
+
+    def _answers(self, early: bool = False) -> bool:
+        """Return whether our access control answers; raise where something else does.
+
+        ``early``: that may be the SuperLink of a coordinator that was killed, which is about to end.
+        """
         try:
             with self._opener().open(self._request(_ACCESS_CHECK), timeout=_DOOR) as said:
                 if said.status == 204:
@@ -318,11 +335,19 @@ class SuperLink:
         except urllib.error.HTTPError:
             pass
         except (OSError, ValueError) as error:
-            if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
+            reason = getattr(error, "reason", None)
+            if isinstance(reason, ssl.SSLCertVerificationError) and "expired" in reason.verify_message:
+                raise FarthingError(
+                    f"the certificate in {str(self._keys)!r} has expired, or this machine's clock is wrong: "
+                    "make another with farthing keys --renew coordinator"
+                ) from None
+            if isinstance(reason, ssl.SSLCertVerificationError):
                 raise FarthingError(
                     f"the server at {self._place} has another certificate, or one for another name: "
                     f"make keys with --host {self._place.near.host}"
                 ) from None
+            return False
+        if early:
             return False
         raise FarthingError(
             f"the server at {self._place} is not our SuperLink, or its control interface is open"
@@ -339,7 +364,17 @@ class SuperLink:
         return urllib.request.Request(address, data=content, headers={KEY_HEADER: self._key})
 
     def _registered(self, nodes: Mapping[str, str]) -> dict[str, int]:
-        """Return the numbers of the parties' nodes; the SuperLink's database keeps the registration."""
+        """Return the numbers of the parties' nodes, as the SuperLink's database has them."""
+        said = self._ordered("register", *nodes.values())
+        if said is None:
+            return self._noted(nodes)
+        return {name: int(str(found["node-id"])) for name, found in zip(nodes, said, strict=True)}
+
+    def _noted(self, nodes: Mapping[str, str]) -> dict[str, int]:
+        """Return the numbers that Flower's command line said when it registered the nodes, or says now.
+
+        It registers a key once, and does not tell the number again.
+        """
         path = self._folder / "nodes.json"
         known: dict[str, list[object]] = json.loads(path.read_text()) if path.exists() else {}
         fresh = [name for name, key in nodes.items() if known.get(name, [""])[0] != key]
@@ -348,8 +383,7 @@ class SuperLink:
             for name in fresh:
                 files.append(self._folder / f"{name}.pub")
                 files[-1].write_text(nodes[name] + "\n", encoding="ascii")
-            said = self._ordered("register", *(nodes[name] for name in fresh))
-            said = self._control("register", *map(str, files)) if said is None else said
+            said = self._control("register", *map(str, files))
             for name, found in zip(fresh, said, strict=False):
                 if isinstance(found.get("node-id"), int):
                     known[name] = [nodes[name], found["node-id"]]

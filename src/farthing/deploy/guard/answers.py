@@ -258,4 +258,9 @@ def _installed(name: str, model: InstalledModel, policy: "Policy") -> "Network":
         raise InvalidValue(f"{where}: {model.factory} failed ({type(error).__name__}: {error})") from None
     if made.size > model.weights:
         raise InvalidValue(f"{where}: weights must be at least {made.size}, which the model has")
+    if made.size > forms.MOST_WEIGHTS:
+        raise InvalidValue(
+            f"{where}: a ledger keeps answers of at most {forms.MOST_WEIGHTS:,} numbers, the model has "
+            f"{made.size:,} trained weights: train fewer of them"
+        )
     return made

@@ -64,6 +64,7 @@ from farthing.federated.terms import Draw, Invitation, Terms, Trust, refuse_unco
 from farthing.ledger.books import rule_of
 from farthing.ledger.journal import Journal
 from farthing.linear.losses import Loss, multinomial
+from farthing.noise import summing
 from farthing.queries.correlated import Cyclic
 from farthing.queries.samplers import Everyone, Poisson
 
@@ -87,8 +88,10 @@ class Limits:
     bands: int = 1  # rounds that noise may be correlated over: as many arrays of it are kept
 
     def __post_init__(self) -> None:
-        validate.positive(noise=self.noise)
-        validate.positive(clip=self.clip)
+        if validate.positive(noise=self.noise) > MOST_NOISE:
+            raise InvalidValue(f"noise must be at most {MOST_NOISE:g}, got {self.noise!r}")
+        if validate.positive(clip=self.clip) < _SMALLEST:
+            raise InvalidValue(f"clip must be at least {_SMALLEST:g}, got {self.clip!r}")
         validate.count(rounds=self.rounds)
         validate.count(width=self.width)
         validate.count(bands=self.bands)
@@ -107,6 +110,11 @@ class Limits:
             raise InvalidValue(f"losses must be some of {list(forms.LOSSES)}, got {list(self.losses)}")
         if "multinomial" in self.losses and self.outputs < 2:
             raise InvalidValue(f"outputs must be the number of classes for multinomial, got {self.outputs}")
+        if self.coordinates > forms.MOST_WEIGHTS:
+            raise InvalidValue(
+                f"width and outputs allow {self.coordinates:,} weights, and a ledger keeps answers of at "
+                f"most {forms.MOST_WEIGHTS:,} numbers"
+            )
         if not self.draws:
             raise InvalidValue("draws must hold at least one, such as 'all'")
 
@@ -161,7 +169,8 @@ class Policy:
 
     def __post_init__(self) -> None:
         checked_name(dataset=self.dataset)
-        validate.count(size=self.size)
+        if validate.count(size=self.size) > summing.MOST:
+            raise InvalidValue(f"size must be at most {summing.MOST:,}, the records that a sum can hold")
         if not self.coordinators:
             raise InvalidValue("coordinators must hold at least one public key")
         observers = {Trust.LOCAL: (Observer.SERVER, Observer.COORDINATOR)}

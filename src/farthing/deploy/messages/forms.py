@@ -62,7 +62,7 @@ EACH = 4  # bytes of a weight
 LARGEST_WEIGHT = 1e6
 LARGEST_RATE = 1e3  # a local learning rate, or a proximal term
 MOST_STEPS = 2**20
-MOST_WEIGHTS = 2**28
+MOST_WEIGHTS = 124_000_000  # a guard keeps answers in its ledger, as float64: SQLite holds 1e9 bytes a value
 
 
 class NetworkKind(StrEnum):
@@ -329,9 +329,9 @@ def budget_of(given: Fields) -> Budget:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The least budget that a run takes: one noise for all is sized for the least of all budgets.
+    """The least budget that a run takes; a party with less is left out, and told so.
 
-    A party with less is left out, and told so: its statement would otherwise set everybody's noise.
+    One noise for all is sized for the least of all budgets, and a plain sum has the noise of every party.
     """
 
     epsilon: float
@@ -361,7 +361,7 @@ class Floor:
         return f"epsilon {self.epsilon:g} and delta {self.delta:g}"
 
 
-# where all share one noise: less lets no model come out of any number of parties
+# less lets no model come out of any number of parties
 LEAST = Floor(1e-3, 1e-30)
 
 

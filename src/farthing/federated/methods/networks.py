@@ -41,6 +41,7 @@ shares make up the whole noise, and the colluders' shares, which the observer kn
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Protocol
@@ -304,14 +305,15 @@ def dp_fedavg(
     >>> ft.run(ft.federated.dp_fedavg(clients, network, rounds=5)).steps
     5
     """
-    units = {budget.unit for budget in clients.budgets}
-    if len(units) > 1 or Unit.RECORD in units:
+    units = Counter(budget.unit for budget in clients.budgets)
+    (unit, _), *others = units.most_common()  # of parties, those with another have no terms and are left out
+    if unit is Unit.RECORD or (others and others[0][1] == units[unit]):
         raise Unsupported(
             "whole updates protect users or parties: give every budget unit='user', or unit='party', got "
             + ", ".join(sorted(units))
         )
     invitation = Invitation(clip_norm, _draw(sampling_rate), rounds, noise_multiplier)
-    invitation = under(clients, replace(invitation, clipped=units.pop()), trust, survivors)
+    invitation = under(clients, replace(invitation, clipped=unit), trust, survivors)
     clients.invite(invitation, weights)
     update = network.update(local_steps, local_lr)
     yield from _rounds(clients, update, network.start(), ServerOptimizer(server, lr))
