@@ -93,7 +93,7 @@ def test_the_model_is_that_of_the_simulation_with_the_same_seed(tmp_path, guards
     view = board.view()
     assert view.phase.startswith("over")
     assert (view.round, len(view.accuracy), len(view.parties)) == (6, 6, 3)
-    assert view.noise == pytest.approx(report["parties"][0]["noise"])
+    assert view.noise == pytest.approx(report["parties"][0]["noise_multiplier"])
     assert main(["predict", str(plan.model), "adult", "-o", str(tmp_path / "out.csv")]) == 0
 
 

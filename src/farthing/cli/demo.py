@@ -243,7 +243,7 @@ def checked(ledger: Ledger) -> str:
     ledger.journal.export(export)
     found = verifier.verify(export.getvalue().splitlines())
     low, high = found.spent or (0.0, 0.0)
-    said = f"An independent verifier recomputed the cost from its rows: ε from {low:.5f} to {high:.5f}"
+    said = f"An independent verifier recomputed the cost from its rows: ε between {low:.5f} and {high:.5f}"
     print(f"The ledger has {found.rows} rows.\n{said};\n{found.reason}.")
     return f"{said}; {found.reason}."
 

@@ -54,6 +54,8 @@ def open_journal(file: Path) -> Journal:
         if not file.is_file():
             if head.exists():
                 raise LedgerLocked(f"the ledger {str(file)!r} is missing, only its head is there")
+            if file.is_dir():
+                raise InvalidValue(f"{str(file)!r} is a folder: name the ledger file itself")
             raise InvalidValue(f"there is no ledger {str(file)!r}{near(str(file))}")
         if not head.is_file():
             with file.open("rb") as opened:
@@ -265,7 +267,7 @@ def simulated_lines(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the words for what `farthing.federated.simulation.simulate` reached."""
     records = f"{fields['records']:,} records of {fields['features']:,} features"
     words = {
-        "clients": f"{fields['users']:,}, with {records}",
+        "clients": f"{fields['clients']:,}, with {records}",
         "method": fields["method"],
         "rounds": f"{fields['rounds']:,}: {fields['stopped']}",
     }
@@ -279,7 +281,8 @@ def simulated_lines(fields: dict[str, Any]) -> dict[str, Any]:
             f"each client has its own guarantee; this is the weakest, the strongest has epsilon "
             f"{fields['smallest_epsilon']:g}"
         )
-    trust = f"{fields['trust']} noise, {fields['sigma']:.6g} x the clipping norm {fields['clip']:.4g}"
+    noise, clip = fields["noise_multiplier"], fields["clip_norm"]
+    trust = f"{fields['trust']} noise, {noise:.6g} x the clipping norm {clip:.4g}"
     if "survivors" in fields:
         trust += f" in any sum over {fields['survivors']:,} honest clients"
     return {
@@ -354,11 +357,18 @@ def verification_lines(fields: dict[str, Any]) -> dict[str, Any]:
         words["trusted"] = fields["refunded"]
     for name in ("spent", "plan"):
         if words.get(name) is not None:
-            low, high = ("infinite" if end is None else f"{end:.6g}" for end in words[name])
-            words[name] = f"epsilon from {low} to {high}"
+            words[name] = _between(*words[name])
     if "levels" in words:
         each = words["levels"].items()
-        words["levels"] = [
-            f"budget {level}: epsilon from {low:.6g} to {high:.6g}" for level, (low, high) in each
-        ]
+        words["levels"] = [f"budget {level}: {_between(*ends)}" for level, ends in each]
     return {**words, "verdict": fields["verdict"]}
+
+
+def _between(low: float | None, high: float | None) -> str:
+    """Return the words for an ε that is known between two ends; an end without a number is infinite.
+
+    >>> _between(1.0, 1.0), _between(0.5, None)
+    ('epsilon 1', 'epsilon between 0.5 and infinity')
+    """
+    first, last = ("infinity" if end is None else f"{end:.6g}" for end in (low, high))
+    return f"epsilon {first}" if first == last else f"epsilon between {first} and {last}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farthing.budget import Adjacency
+from farthing.budget import FORMAT, Adjacency
 from farthing.errors import InvalidValue
 from farthing.validate import did_you_mean
 
@@ -54,8 +54,8 @@ def emit(text: str) -> None:
 
 
 def emit_json(fields: dict[str, Any]) -> None:
-    """Print one JSON object on one line."""
-    emit(json.dumps(fields, allow_nan=False))
+    """Print one JSON object on one line, with its format."""
+    emit(json.dumps({"format": FORMAT, **fields}, allow_nan=False))
 
 
 def number(text: str) -> float:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from farthing.budget import Budget
+from farthing.budget import FORMAT, Budget
 from farthing.data import model_file
 from farthing.deploy.coordinator import Remote, State
 from farthing.deploy.flower.superlink import SuperLink, needs_flower
@@ -189,6 +189,7 @@ def _written(
     noise = clients.terms(widest).mechanism.noise_multiplier
     really = [asdict(one) for one in holds(plan.job, clients, noise, widest, step.t)]
     report: dict[str, Any] = {
+        "format": FORMAT,
         "run": plan.run,
         "dataset": plan.dataset,
         "method": plan.job.record.name,
@@ -223,8 +224,8 @@ def _told(clients: Remote, place: int) -> dict[str, Any]:
         "party": status.name,
         "records": int(clients.records[place]),
         "guarantee": asdict(clients.budgets[place]),
-        "noise": terms.mechanism.noise_multiplier,
-        "clip": terms.bound.clip,
+        "noise_multiplier": terms.mechanism.noise_multiplier,
+        "clip_norm": terms.bound.clip,
         "state": str(status.state),
         "left": status.left,
         "reason": status.reason,

@@ -123,11 +123,11 @@ def federated_run(said: dict[str, Any]) -> tuple[FederatedRun, list[Score]]:
     groups = tuple(
         ClientGroup(
             epsilon=_positive(group["epsilon"]),
-            clients=_count(group["users"]),
+            clients=_count(group["clients"]),
             rounds=_count(group["rounds"]),
             done=_count(group["done"]),
         )
-        for group in said["people"]
+        for group in said["groups"]
     )
     method, clients = str(said["method"]), sum(group.clients for group in groups)
     value, scores = scored(said, f"{method}, {clients:,} clients")
