@@ -146,3 +146,53 @@ def test_a_solver_of_ones_own_is_told_what_it_has_to_yield(steps: Any, said: str
     )
     with pytest.raises(ft.InvalidValue, match=f"a solver must .*{said}"):
         model.fit(np.zeros((4, 2)), [0, 1, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("records = 1.5", "must be a whole number, got 1.5"),
+        ("records = true", "must be a whole number, got True"),
+        ("delta = true", "must be a number, got True"),
+        ("out = 3", "'out' must be a text, got 3"),
+        ('bounds = ["age=1:2", 3]', "'bounds' must be a text"),
+        ('set = "tree=3"', "has no setting 'tree'"),
+    ],
+)
+def test_values_of_another_type_in_a_config_are_refused_and_not_converted(run, line, says):
+    run("sample")
+    Path("run.toml").write_text(f'table = "people.csv"\nschema = "people.json"\n{line}\n')
+    done = run("train", "--config", "run.toml", "--epsilon", "1", *(() if "delta" in line else SPEND[2:]))
+    assert (done.code, done.out) == (2, "")
+    assert says in done.err
+
+
+@pytest.mark.parametrize("command", ["predict", "card", "report", "schema"])
+@pytest.mark.parametrize("name", ["train.ledger", "train.ledger.head"])
+def test_no_command_replaces_a_file_of_a_ledger(run, command, name):
+    run("sample")
+    assert run("train", "people.csv", "--schema", "people.json", *SPEND, "--out", "fit").code == 0
+    Path("other").mkdir()
+    assert run("ledger", "create", "other/train.ledger", "--epsilon", "1", "--delta", "1e-5").code == 0
+    of = {
+        "predict": ("predict", "fit", "people.csv"),
+        "card": ("card", "fit"),
+        "report": ("report", "fit/train.ledger"),
+        "schema": ("schema", "people.csv", "--target", "income"),
+    }[command]
+    for folder in ("fit", "other"):
+        place = Path(folder) / name
+        before = place.read_bytes()
+        done = run(*of, "--out", str(place), "--force")
+        assert (done.code, done.out) == (2, "")
+        assert "must be new" in done.err
+        assert place.read_bytes() == before
+
+
+def test_predictions_do_not_replace_the_model_they_are_of(run):
+    run("sample")
+    assert run("train", "people.csv", "--schema", "people.json", *SPEND, "--out", "fit").code == 0
+    done = run("predict", "fit", "people.csv", "--out", "fit/model.npz", "--force")
+    assert done.code == 2
+    assert "is read by this command" in done.err
+    assert run("predict", "fit", "people.csv").code == 0

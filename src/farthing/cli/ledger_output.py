@@ -65,7 +65,7 @@ def open_journal(file: Path) -> Journal:
                 f"{str(file)!r} lacks its second file, {head.name}: a ledger consists of both files"
             )
     except OSError as error:
-        raise InvalidValue(f"the ledger {str(file)!r} cannot be read: {error}") from None
+        raise InvalidValue(f"the ledger {str(file)!r} cannot be read: {error.strerror}") from None
     return Journal(file)
 
 

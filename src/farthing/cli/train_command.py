@@ -385,7 +385,7 @@ def predict(
 
     trained = outputs.loaded(model)
     if out is not None:
-        model_file.check_writable(out, force, kept=[table, model])
+        model_file.check_writable(out, force, kept=[table, model, model / "model.npz"])
     if proba or threshold is not None:
         trained.refuse(threshold)
     found = list(

@@ -61,7 +61,7 @@ def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | Non
     job = replace(job, ledger=job.ledger or own)
     assert job.ledger is not None
     for path in files.values():
-        check_writable(path, job.force, kept=(job.table, job.test, job.ledger))
+        check_writable(path, job.force, kept=(job.table, job.schema_file, job.test, job.ledger))
     if not Journal.exists(job.ledger):
         # force: a file may be left of a ledger that a full disk did not let begin
         check_writable(job.ledger, force=True, option="--out" if asked.ledger is None else "--ledger")

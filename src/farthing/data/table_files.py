@@ -174,15 +174,15 @@ def named(table: str, column: str | None, csv: Csv = PLAIN) -> list[str]:
     names = header(table, None, csv)
     if is_csv(table) and any(_a_cell(name, len(names)) for name in names):
         raise InvalidValue(
-            f"the first line of {table!r} holds numbers, so it may be a record: write the names of columns "
-            "above it, or say which line holds them (--header)"
+            f"line {csv.header_line} of {table!r} holds numbers, so it may be a record: write the names of "
+            "columns above it, or say which line holds them (--header)"
         )
     if column is not None and column not in names:
         wrong = f"{table!r} has no column {column!r}{did_you_mean(column, names)}"
         if is_csv(table):
             mark = DELIMITERS.get(csv.delimiter_of(table), "other marks")
             wrong += (
-                f" among the {len(names)} between {mark} of its first line: say what separates them "
+                f" among the {len(names)} between {mark} of line {csv.header_line}: say what separates them "
                 "(--delimiter), or which line names them (--header)"
             )
         raise InvalidValue(wrong)

@@ -58,6 +58,8 @@ def read(option: str, file: Path, take: Callable[[dict[str, Any]], T]) -> T:
         return take(found)
     except OSError as error:
         raise InvalidValue(f"{option} {str(file)!r} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidValue(f"{option} {str(file)!r} is not a JSON file: it is not UTF-8 text") from None
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else f"{error}"[:200]
         raise InvalidValue(
