@@ -90,7 +90,7 @@ def test_a_budget_that_hardly_protects_is_said_at_the_terminal(run: Any) -> None
     assert run(*table, *SPEND).err == ""
     done = run(*table, "--epsilon", "1e9", "--delta", "0.1")
     assert done.code == 0
-    assert "ε = 10⁹. That is weak" in done.err
+    assert "ε = 10⁹. ε above 10 is weak" in done.err
     assert "δ times the number of records is 300. That is too large." in done.err
 
 

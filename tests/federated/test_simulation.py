@@ -16,7 +16,7 @@ from farthing.cli import simulate_command
 from farthing.cli.ledger_output import nested
 from farthing.data.schema import Categorical, Numeric, Schema
 from farthing.errors import InvalidValue, Unsupported
-from farthing.federated import Trust, jobs
+from farthing.federated import Simulated, Trust, jobs
 from farthing.federated.jobs import METHODS, Job, Reached, epsilons, simulate
 from farthing.federated.methods.federated_descent import ROUNDS
 
@@ -427,3 +427,15 @@ def test_many_kinds_of_people_are_told_in_few_lines(tmp_path: Path) -> None:
     assert len(told) < 20
     assert sum(group["clients"] for group in told) == 300
     assert all(group["done"] <= group["rounds"] for group in told)
+
+
+def test_budgets_that_are_none_are_named() -> None:
+    with pytest.raises(
+        InvalidValue, match=r"budgets must be ft\.Budget\(epsilon, delta\), or one a client, got 1"
+    ):
+        Simulated.split(np.zeros((4, 2)), np.zeros(4), clients=2, budgets=1.0)  # type: ignore[arg-type]
+
+
+def test_far_too_many_clients_are_refused_before_each_gets_a_budget(job: Job) -> None:
+    with pytest.raises(InvalidValue, match="at most the number of records, 600, got"):
+        simulate(replace(job, clients=2**61))

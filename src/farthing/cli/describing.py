@@ -134,4 +134,8 @@ def _allowance(
         raise Unsupported(
             "--ledger holds the plan of a training, which nothing else can spend: use a new ledger"
         )
+    if not budget.delta and not isinstance(book.filter, BasicFilter):
+        raise InvalidValue(
+            f"--delta must be above 0 with this ledger, which adds up charges by {book.filter.name}, got 0"
+        )
     return Allowance.of(book, budget.epsilon, budget.delta, norms), book

@@ -189,10 +189,10 @@ def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
     target = job.schema.target
     if not isinstance(target, Categorical):
         raise InvalidValue(f"federated methods learn labels, and target {target.name!r} is a number")
-    budgets = _budgets(job, method)
     X, y = table_files.read(job.table, job.schema)
     test = table_files.held_out(job.test, job.table, job.schema)
     n = _rows(job, len(X))
+    budgets = _budgets(job, method)  # one a client, of whom there are now as many as records at most
     labels = len(target.values)
     table = Table(X[:n], y[:n].astype(np.float64) if labels == 2 else y[:n])
     loss: losses.Loss = losses.logistic if labels == 2 else losses.multinomial

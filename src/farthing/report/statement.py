@@ -95,20 +95,23 @@ def upwards(epsilon: float) -> str:
 def band(epsilon: float) -> tuple[Tone, str]:
     """Return how strong an ε is by common practice, and why (Ponomareva et al. 2023)."""
     if epsilon <= 1:
-        return Tone.CALM, "That is strong protection by common practice (ε up to 1; Ponomareva et al. 2023)."
+        return Tone.CALM, "ε up to 1 is strong protection by common practice (Ponomareva et al. 2023)."
     if epsilon <= 10:
-        return Tone.CARE, "That is a usual size in practice (ε from 1 to 10), and not strong."
-    return Tone.WEAK, "That is weak: above ε = 10 the bound hides little."
+        return Tone.CARE, "ε between 1 and 10 is usual in practice, and not strong protection."
+    return Tone.WEAK, "ε above 10 is weak protection: the bound hides little."
 
 
 def strength(said: Guarantee, records: int | None) -> tuple[Tone, str]:
-    """Return how strong a guarantee is and why, by its ε, and by δ times the records where that is large."""
+    """Return how strong a guarantee is and why, by its ε, and by δ times the records where that is large.
+
+    Where δ is large, the reason does not call the ε strong.
+    """
     tone, reason = band(said.epsilon)
     share = said.delta * (records or 0)
     if share < _MUCH:
         return tone, reason
     worse = Tone.WEAK if share >= 1 else max(tone, Tone.CARE, key=list(Tone).index)
-    return worse, f"{reason} {_large(share)}"
+    return worse, _large(share) if tone is Tone.CALM else f"{_large(share)} {reason}"
 
 
 def weaknesses(epsilon: float, delta: float, records: int | None) -> list[str]:
