@@ -45,7 +45,7 @@ _SIGN_OFF = (
     )
     + "</p></section>"
 )
-_SHORT = 12  # rows of a table that is printed in one column
+_SHORT = 12  # rows of pairs that are printed in one column
 _WARNINGS = {Tone.CALM: "", Tone.CARE: "read this", Tone.WEAK: "weak", Tone.ALARM: "no privacy"}
 
 
@@ -318,7 +318,8 @@ def _numbers(picture: Picture) -> str:
     """Return a picture's numbers as a table, for readers who cannot see it or want to check it."""
     if not picture.rows:
         return ""
-    kind = "scroll long" if len(picture.rows) > _SHORT else "scroll"
+    narrow = len(picture.heads) == 2  # words, or more columns, would not fit beside themselves
+    kind = "scroll long" if narrow and len(picture.rows) > _SHORT else "scroll"
     heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in picture.heads)
     rows = "".join(f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in row)}</tr>" for row in picture.rows)
     return (
