@@ -137,6 +137,15 @@ def offers(*methods: str, **value: Any) -> Any:
     return given
 
 
+def counted(count: int, what: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "step"), counted(1200, "step")
+    ('1 step', '1,200 steps')
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a hint at the known name that is most like a wrong one, or nothing.
 

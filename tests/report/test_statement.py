@@ -270,7 +270,7 @@ def test_only_attacks_on_this_method_speak_of_it(full):
     ):
         one = replace(full, method=method, audit=((name, fine), ("pca", broken)))
         assert item(one, ORDER[10]).value == "Not refuted"
-        assert "1 attacks were tried" in said(one, ORDER[10])
+        assert "1 attack tried." in said(one, ORDER[10])
         assert not replace(one, audit=((name, broken),)).guaranteed
 
 

@@ -17,6 +17,7 @@ from farthing.cli.options import near
 from farthing.errors import InvalidValue, LedgerLocked
 from farthing.ledger.journal import Journal
 from farthing.queries.events import decode
+from farthing.validate import counted
 
 if TYPE_CHECKING:
     from farthing.ledger.ledger import Ledger
@@ -130,7 +131,7 @@ def ledger_lines(fields: dict[str, Any]) -> dict[str, Any]:
     return {
         "ledger": fields["file"],
         "budget": str(Budget(**fields["budget"])),
-        "spent by": f"a promised plan of {_counted(len(plan), 'kind')} of answers" if plan else rule,
+        "spent by": f"a promised plan of {counted(len(plan), 'kind')} of answers" if plan else rule,
         "promised": [f"{part['times']} x {decode(part['event'])}" for part in plan],
         "charged": [f"{part['count']} x {decode(part['event'])}" for part in fields["charged"]] or "nothing",
         "share": f"{fields['share']:.2%} of the budget is charged",
@@ -185,8 +186,8 @@ def trained_lines(fields: dict[str, Any]) -> dict[str, Any]:
         "guarantee": list(_words(fields["guarantee"])),
         **_whom(fields),
         "spent": "",
-        "method": f"{_method(fields)}, {_counted(fields['steps'], 'step')}",
-        "records": f"{fields['records']:,}, with {_counted(fields['features'], 'feature')}",
+        "method": f"{_method(fields)}, {counted(fields['steps'], 'step')}",
+        "records": f"{fields['records']:,}, with {counted(fields['features'], 'feature')}",
         "ledger": fields["ledger"],
         "report": fields.get("report"),
     }
@@ -203,8 +204,8 @@ def rehearsed_lines(fields: dict[str, Any]) -> dict[str, Any]:
     return {
         "price": list(_words(fields["guarantee"])),
         **_whom(fields),
-        "method": f"{_method(fields)}, {_counted(fields['steps'], 'step')}, {_counted(answers, 'answer')}",
-        "records": f"{fields['records']:,}, with {_counted(fields['features'], 'feature')}",
+        "method": f"{_method(fields)}, {counted(fields['steps'], 'step')}, {counted(answers, 'answer')}",
+        "records": f"{fields['records']:,}, with {counted(fields['features'], 'feature')}",
         "ledger": f"{fields['ledger']}: {before:.2%} spent before, {after:.2%} after",
         "noise": [*map(_noise_words, fields["answers"]), f"({fields['expected']})"],
         "note": "nothing was spent or written; only the header and the number of records were read"
@@ -235,15 +236,6 @@ _FIGURES = {
     "rmse": "RMSE",
     "rmse_of_mean": "RMSE of the mean",
 }
-
-
-def _counted(number: int, what: str) -> str:
-    """Return a number with its noun.
-
-    >>> _counted(1, "step"), _counted(1200, "step")
-    ('1 step', '1,200 steps')
-    """
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _test_words(fields: dict[str, Any]) -> dict[str, Any]:
@@ -290,7 +282,7 @@ def simulated_lines(fields: dict[str, Any]) -> dict[str, Any]:
         "guarantee": [*_words(said), owner],
         **({"noise": _published_words(fields["holds"])} if "holds" in fields else {}),
         "trust": trust,
-        "left": f"{_counted(fields['alive'], 'client')} with budget left, {fields['left']:.1%} of all rounds",
+        "left": f"{counted(fields['alive'], 'client')} with budget left, {fields['left']:.1%} of all rounds",
         **_test_words(fields),
     }
 

@@ -317,6 +317,7 @@ thead th{border-top:0;color:var(--soft);font-weight:500}
 code{font:.95em ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflow-wrap:anywhere}
 tr.broken td{color:var(--bad);font-weight:600}
 .audit h2{margin-top:.6rem;font-size:1rem}.audit>h2,.audit>p{margin-left:.8rem;margin-right:.8rem}
+.banner+.scroll{margin-top:1.2rem}
 .audit td:nth-child(8){white-space:nowrap}.audit td:nth-child(3){min-width:14rem}
 .facts,.signoff dl{display:grid;grid-template-columns:15rem minmax(0,1fr);gap:.3rem 1.6rem;margin:1rem 0}
 .facts dt,.signoff dt{color:var(--soft)}.facts dd,.signoff dd{margin:0;overflow-wrap:anywhere}

@@ -112,9 +112,10 @@ def verified(said: dict[str, Any]) -> str:
     low, high = said.get("plan_between") or said.get("spent_between") or (None, None)
     if low is None or high is None:
         return "Hash chain, head and answers are consistent."
+    first, last = f"{low:.5g}", f"{high:.5g}"
     return (
         "Hash chain, head and answers are consistent, and an independent verifier recomputed the cost: ε "
-        f"from {low:.5g} to {high:.5g}."
+        f"{first if first == last else f'between {first} and {last}'}."
     )
 
 
