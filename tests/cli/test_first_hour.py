@@ -196,3 +196,36 @@ def test_predictions_do_not_replace_the_model_they_are_of(run):
     assert done.code == 2
     assert "is read by this command" in done.err
     assert run("predict", "fit", "people.csv").code == 0
+
+
+def test_objects_of_all_commands_have_one_shape(run):
+    """A format, and guarantees and budgets with the same fields wherever there are some."""
+    run("sample")
+    table = ("people.csv", "--schema", "people.json")
+    commands = (
+        ("train", *table, *SPEND, "--out", "fit", "--method", "majority"),
+        ("train", *table, *SPEND, "--dry-run", "--method", "majority", "--out", "dry"),
+        ("predict", "fit", "people.csv"),
+        ("describe", *table, "--epsilon", "1"),
+        ("simulate", *table, *SPEND, "--clients", "3", "--method", "sgd-pass"),
+        ("simulate", *table, "--clients", "3", "--method", "nonprivate", "--rounds", "2"),
+        ("report", "fit/train.ledger", "--privacy", "fit/privacy.json"),
+        ("ledger", "create", "new.ledger", *SPEND),
+        ("ledger", "show", "fit/train.ledger"),
+        ("ledger", "verify", "fit/train.ledger"),
+        ("account", "--noise-multiplier", "4", "--sampling-rate", "1", "--steps", "2", "--delta", "1e-5"),
+        ("calibrate", *SPEND, "--sampling-rate", "1", "--steps", "3"),
+        ("calibrate", *SPEND, "--sampling-rate", "1", "--menu", "30"),
+        ("doctor",),
+        ("keys", "keys", "--parties", "a"),
+    )
+    terms = {"epsilon", "delta", "adjacency", "unit", "observer"}
+    for command in commands:
+        told = run(*command, "--json").json
+        assert next(iter(told)) == "format", command
+        assert told["format"] == 1, command
+        for name in {"guarantee", "spent"} & told.keys():
+            if command[:1] != ("simulate",) or told["method"] != "nonprivate":
+                assert told[name].keys() == terms | {"accountant", "theorem", "note"}, command
+        for budget in [told["budget"]] if "budget" in told else []:
+            assert budget.keys() == terms, command

@@ -305,6 +305,7 @@ def verification(file: Path) -> dict[str, Any]:
     with open_journal(file) as rows:
         last = rows.verify()
         lines = [json.dumps(asdict(row)) for row in rows.rows() if row.seq <= last.seq]
+        budget = rows.header.get("budget")
     fields: dict[str, Any] = {"file": str(file), "ok": True, "rows": last.seq + 1, "head": last.hash}
     try:
         from farthing.ledger import verifier
@@ -319,9 +320,9 @@ def verification(file: Path) -> dict[str, Any]:
         **fields,
         "ok": found.code == 0,
         "verdict": found.reason,
-        "budget": found.budget,
+        "budget": budget,
         "rule": found.rule,
-        "charged": [f"{count} x {event}" for event, count in found.charged.items()],
+        "charged": [{"event": json.loads(event), "count": count} for event, count in found.charged.items()],
         "spent_between": _finite(found.spent),
         "plan_between": _finite(found.plan),
         **(
@@ -347,6 +348,9 @@ def verification_lines(fields: dict[str, Any]) -> dict[str, Any]:
     words = {name.removesuffix("_between"): value for name, value in fields.items() if name not in apart}
     if "refunded" in fields:
         words["trusted"] = fields["refunded"]
+    if "budget" in words:
+        words["budget"] = _budget(words["budget"])
+        words["charged"] = [f"{one['count']} x {_compact(one['event'])}" for one in words["charged"]]
     for name in ("spent", "plan"):
         if words.get(name) is not None:
             words[name] = _between(*words[name])
@@ -354,6 +358,18 @@ def verification_lines(fields: dict[str, Any]) -> dict[str, Any]:
         each = words["levels"].items()
         words["levels"] = [f"budget {level}: {_between(*ends)}" for level, ends in each]
     return {**words, "verdict": fields["verdict"]}
+
+
+def _budget(said: Any) -> str:
+    """Return a budget in words, also where a damaged ledger says something else."""
+    try:
+        return str(Budget(**said))
+    except (InvalidValue, TypeError):
+        return "unknown"
+
+
+def _compact(event: Any) -> str:
+    return json.dumps(event, sort_keys=True, separators=(",", ":"))
 
 
 def _between(low: float | None, high: float | None) -> str:

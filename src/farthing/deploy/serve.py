@@ -223,7 +223,7 @@ def _told(clients: Remote, place: int) -> dict[str, Any]:
     return {
         "party": status.name,
         "records": int(clients.records[place]),
-        "guarantee": asdict(clients.budgets[place]),
+        "budget": asdict(clients.budgets[place]),
         "noise_multiplier": terms.mechanism.noise_multiplier,
         "clip_norm": terms.bound.clip,
         "state": str(status.state),
@@ -338,7 +338,7 @@ def lines(report: dict[str, Any]) -> dict[str, Any]:
         "stopped": report["stopped"],
         "model": report["model"],
         "parties": [
-            f"{told['party']}: {told['records']:,} records, {Budget(**told['guarantee'])}, {told['state']}"
+            f"{told['party']}: {told['records']:,} records, {Budget(**told['budget'])}, {told['state']}"
             + (f" ({told['reason']})" if told["reason"] not in ("", told["state"]) else "")
             for told in report["parties"]
         ]
