@@ -258,6 +258,16 @@ def test_files_from_anywhere_are_checked(run: Any, option: str, told: Any) -> No
 
 
 @pytest.mark.usefixtures("ledger")
+@pytest.mark.parametrize(("option", "told"), [("--privacy", PRIVACY), ("--simulated", SIMULATED)])
+def test_a_file_of_another_format_is_refused(run: Any, option: str, told: Any) -> None:
+    Path("given.json").write_text(json.dumps({**told, "format": 99}))
+    done = run("report", "a.ledger", option, "given.json")
+    assert done.code == 2
+    assert f"{option} 'given.json' has format 99, but this version of farthing reads format 1" in done.err
+    assert not Path("report.html").exists()
+
+
+@pytest.mark.usefixtures("ledger")
 def test_a_simulation_and_an_audit_of_ones_own(run: Any) -> None:
     """What these commands print is what this one takes."""
     spend = ("--clients", "30", "--records-per-client", "10", "--epsilon", "0.5,1", "--delta", "1e-5")

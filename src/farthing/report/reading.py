@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
+from farthing.budget import FORMAT, Adjacency, Budget, Guarantee, Observer, Unit
 from farthing.errors import InvalidValue, LedgerLocked
 from farthing.ledger.books import FLOATS, SEEDED
 from farthing.report.subject import ClientGroup, Declared, FederatedRun, Score
@@ -55,7 +55,8 @@ def read(option: str, file: Path, take: Callable[[dict[str, Any]], T]) -> T:
         found = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
             raise ValueError(f"it holds a {type(found).__name__}")
-        return take(found)
+        if found.get("format", FORMAT) == FORMAT:
+            return take(found)
     except OSError as error:
         raise InvalidValue(f"{option} {str(file)!r} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -65,6 +66,12 @@ def read(option: str, file: Path, take: Callable[[dict[str, Any]], T]) -> T:
         raise InvalidValue(
             f"{option} must be the JSON object that farthing printed, {str(file)!r} is not one ({reason})"
         ) from None
+    raise InvalidValue(other_format(f"{option} {str(file)!r}", found["format"]))
+
+
+def other_format(what: str, found: Any) -> str:
+    """Return why an object of another format, whose fields may mean something else, is refused."""
+    return f"{what} has format {found!r}, but this version of farthing reads format {FORMAT}"
 
 
 def told(said: dict[str, Any]) -> Told:
