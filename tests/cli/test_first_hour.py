@@ -229,3 +229,10 @@ def test_objects_of_all_commands_have_one_shape(run):
                 assert told[name].keys() == terms | {"accountant", "theorem", "note"}, command
         for budget in [told["budget"]] if "budget" in told else []:
             assert budget.keys() == terms, command
+
+
+def test_a_system_without_file_locks_is_refused_in_one_sentence():
+    code = "import os, pathlib, typer, numpy; os.name = 'nt'; import farthing.cli.main"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "use it inside the Windows Subsystem for Linux" in done.stderr

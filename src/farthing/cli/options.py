@@ -179,6 +179,14 @@ Bounds = Annotated[
         "budget. Repeatable.",
     ),
 ]
+DeclaredBounds = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--bounds",
+        metavar="NAME=LOW:HIGH",
+        help="Instead of --schema: declared bounds of a column. Repeatable.",
+    ),
+]
 Values = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=A,B", help="Instead of --schema: the vocabulary of a column. Repeatable."),
