@@ -10,6 +10,7 @@ farthing.errors.InvalidValue: epsilon must be a finite number > 0, got -1
 
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -144,6 +145,15 @@ def counted(count: int, what: str) -> str:
     ('1 step', '1,200 steps')
     """
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    """Return the names that occur more than once, in their order.
+
+    >>> repeated(["b", "a", "c", "a", "b"])
+    ['b', 'a']
+    """
+    return [name for name, count in Counter(names).items() if count > 1]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

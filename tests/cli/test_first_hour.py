@@ -236,3 +236,17 @@ def test_a_system_without_file_locks_is_refused_in_one_sentence():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert "use it inside the Windows Subsystem for Linux" in done.stderr
+
+
+def test_an_empty_schema_is_no_embedded_one(run):
+    run("sample")
+    done = run("train", "people.csv", "--schema", "", *SPEND, "--out", "fit")
+    assert (done.code, done.out) == (2, "")
+    assert "--schema '' cannot be read" in done.err
+
+
+def test_a_header_of_many_names_is_read_at_once(run):
+    names = [f"c{place}" for place in range(50_000)]
+    Path("wide.csv").write_text(",".join(names) + "\n")
+    done = run("train", "wide.csv", "--target", "c5", *SPEND)
+    assert (done.code, done.out.count('"name"')) == (2, len(names))

@@ -21,6 +21,7 @@ from farthing.ledger.journal import Journal
 from farthing.ledger.ledger import Ledger
 from farthing.statistics.describing import Summary, Tally, describe
 from farthing.statistics.spending import Allowance
+from farthing.validate import repeated
 
 
 def describe_table(
@@ -48,7 +49,7 @@ def describe_table(
         strange = table_files.unreadable(table)
         left = {"", *drop, *strange}
         header = [name for name in table_files.named(table, None, csv) if name not in left]
-        twice = sorted({name for name in header if header.count(name) > 1})
+        twice = repeated(header)
         if twice:
             raise InvalidValue(f"{table!r} has two columns {twice[0]!r}: rename one, or --drop it")
         ranged: list[tuple[str, tuple[float, float] | None]] = [(name, None) for name in header]

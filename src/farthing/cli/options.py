@@ -250,7 +250,7 @@ def declared(
     elif schema is None and table != table_files.EMBEDDED:
         return None
     else:
-        found = table_files.schema_of(schema or table_files.EMBEDDED, target)
+        found = table_files.schema_of(table_files.EMBEDDED if schema is None else schema, target)
     return found.without(drop or []).with_missing(*table_files.missing(missing or []))
 
 

@@ -22,7 +22,7 @@ from farthing import validate
 from farthing.data import csv_cells, packed_files
 from farthing.data.csv_cells import CsvCells
 from farthing.errors import InvalidValue
-from farthing.validate import did_you_mean
+from farthing.validate import did_you_mean, repeated
 
 _BLOCK = 2**13  # rows held as text at a time
 _BYTES = 2**19  # bytes that a kernel is given at a time
@@ -286,12 +286,13 @@ def _sniffed(line: str) -> str:
 def _places(path: str, header: list[str], names: Iterable[str], delimiter: str, line: int) -> dict[str, int]:
     """Return the positions of the named columns; refuse all that are not there once, together."""
     wanted = list(names)
-    is_header = any(name in header for name in wanted)  # and no record
+    places, twice = {name: place for place, name in enumerate(header)}, {*repeated(header)}
+    is_header = any(name in places for name in wanted)  # and no record
     wrong = []
     for name in wanted:
-        if header.count(name) > 1:
+        if name in twice:
             wrong.append(f"two columns {name!r}")
-        elif name not in header:
+        elif name not in places:
             wrong.append(f"no column {name!r}" + (did_you_mean(name, header) if is_header else ""))
     if wrong:
         between = DELIMITERS.get(delimiter, repr(delimiter))
@@ -301,4 +302,4 @@ def _places(path: str, header: list[str], names: Iterable[str], delimiter: str, 
             f"{path!r} has {', '.join(wrong[:_SAID])}{more}: its {where} must name each column once, "
             f"between {between}"
         )
-    return {name: header.index(name) for name in wanted}
+    return {name: places[name] for name in wanted}

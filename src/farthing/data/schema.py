@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 from farthing.data.columns import Categorical, Column, Date, Numeric, Unbounded
 from farthing.errors import InvalidValue
 from farthing.queries import arrays
-from farthing.validate import did_you_mean
+from farthing.validate import did_you_mean, repeated
 
 __all__ = [
     "CHECKED",
@@ -93,9 +93,11 @@ class Schema:
         names = [column.name for column in (*self.columns, self.target)]
         if len(names) < 2:
             raise InvalidValue(f"a schema needs a column beside its target, got only {names!r}")
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise InvalidValue(f"a schema must describe each column once, got {twice!r} twice in {names!r}")
+        twice = repeated(names)
+        if twice:
+            raise InvalidValue(
+                f"a schema must describe each column once, got {twice[0]!r} twice in {names!r}"
+            )
         if isinstance(self.target, Date | Unbounded):
             raise InvalidValue(f"the target {self.target.name!r} must have values or bounds of numbers")
         if isinstance(self.target, Categorical) and len(self.target.values) < 2:

@@ -22,7 +22,7 @@ from farthing.data.csv_files import DELIMITERS, Csv
 from farthing.data.schema import Schema
 from farthing.data.splitting import People, Split, Spool
 from farthing.errors import InvalidValue
-from farthing.validate import did_you_mean
+from farthing.validate import did_you_mean, repeated
 
 WITHOUT_PRIVACY = "computed on this table itself, without noise: the guarantee does not cover these figures"
 EMBEDDED = "adult"  # a name in place of a file: the data and the schema that come with farthing
@@ -109,7 +109,7 @@ def declared_columns(bounds: Sequence[str], values: Sequence[str]) -> list[Colum
     makers = [partial(_bounded, text) for text in bounds], [partial(_listed, text) for text in values]
     given: list[Column] = data.collected([*makers[0], *makers[1]])
     names = [column.name for column in given]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = repeated(names)
     if twice:
         raise InvalidValue(f"--bounds and --values must declare each column once, got {twice} twice")
     return given
@@ -155,7 +155,7 @@ def missing(texts: Sequence[str]) -> tuple[dict[str, str], bool]:
 def skeleton_of(table: str, target: str, csv: Csv = PLAIN) -> str:
     """Return a schema to fill in, with the names in the table's header."""
     names = named(table, target, csv)
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = repeated(names)
     if twice:
         raise InvalidValue(f"{table!r} has two columns {twice[0]!r}: its header must name each column once")
     return data.skeleton(names, target)
