@@ -17,6 +17,8 @@ from typing import Any, Self
 
 from farthing import validate
 
+FORMAT = 1  # of JSON objects that commands print and write; grows when a field changes its meaning or place
+
 
 class Adjacency(StrEnum):
     """The relation between data sets that count as neighbours.

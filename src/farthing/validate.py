@@ -10,6 +10,7 @@ farthing.errors.InvalidValue: epsilon must be a finite number > 0, got -1
 
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -135,6 +136,24 @@ def offers(*methods: str, **value: Any) -> Any:
     if not all(callable(getattr(given, method, None)) for method in methods):
         raise InvalidValue(f"{name} must have {' and '.join(methods)}, got {given!r}")
     return given
+
+
+def counted(count: int, what: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "step"), counted(1200, "step")
+    ('1 step', '1,200 steps')
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    """Return the names that occur more than once, in their order.
+
+    >>> repeated(["b", "a", "c", "a", "b"])
+    ['b', 'a']
+    """
+    return [name for name, count in Counter(names).items() if count > 1]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import farthing as ft
 from farthing.accounting import calibrate, gaussian, pld
 from farthing.budget import Adjacency, Budget
 from farthing.errors import InvalidValue
@@ -181,3 +182,18 @@ def test_noise_that_a_line_chosen_on_the_way_lets_through_is_shown_to_fit_in_the
 
     found = plan(calibrate.noise(plan, budget))
     assert pld.delta(found, budget.epsilon, budget.adjacency) <= budget.delta * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("ask", "says"),
+    [
+        (lambda: ft.epsilon("x", delta=1e-5), "step must be a mechanism such as ft.Gaussian"),
+        (lambda: ft.delta(1.0, epsilon=1.0), "step must be a mechanism such as ft.Gaussian"),
+        (lambda: ft.noise_for(3, ft.Budget(1.0, 1e-5)), "step must be a function of σ"),
+        (lambda: ft.noise_for(ft.Gaussian, 1.0), "budget must be ft.Budget"),
+        (lambda: ft.steps_for(ft.Gaussian(1.0), 1.0), "budget must be ft.Budget"),
+    ],
+)
+def test_what_is_no_step_and_no_budget_is_named(ask, says):
+    with pytest.raises(InvalidValue, match=says):
+        ask()

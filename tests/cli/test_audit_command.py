@@ -29,6 +29,7 @@ def test_a_standing_method_ends_with_0_and_writes_json_and_html(capsys, tmp_path
     page = tmp_path / "audit.html"
     assert cli.main(["audit", "laplace", "--effort", "0.1", "--json", "--html", str(page)]) == 0
     found = json.loads(capsys.readouterr().out)
+    assert found["format"] == 1
     assert found["broken"] == 0
     assert {row["verdict"] for row in found["verdicts"]} == {"not refuted"}
     assert all(row["confidence"] >= found["confidence"] for row in found["verdicts"])

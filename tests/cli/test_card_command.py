@@ -108,3 +108,22 @@ def test_a_training_is_logged_to_mlflow(run: Any, fit: Path, monkeypatch: pytest
     assert "MLflow refused the training (ConnectionError): no server at port 1" in done.err
     monkeypatch.setitem(sys.modules, "mlflow", None)
     assert "pip install mlflow" in run("card", "fit", "--mlflow").err
+
+
+def test_a_card_is_not_made_of_another_format(run: Any, fit: Path) -> None:
+    told = json.loads((fit / "privacy.json").read_text())
+    (fit / "privacy.json").write_text(json.dumps({**told, "format": 2}))
+    done = run("card", "fit")
+    assert (done.code, done.out) == (2, "")
+    assert "has format 2, but this version of farthing reads format 1" in done.err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("steps", "many"), ("records", None), ("guarantee", {}), ("public", [])]
+)
+def test_a_card_of_changed_facts_is_one_sentence(run: Any, fit: Path, name: str, value: Any) -> None:
+    told = json.loads((fit / "privacy.json").read_text())
+    (fit / "privacy.json").write_text(json.dumps({**told, name: value}))
+    done = run("card", "fit")
+    assert (done.code, done.out) == (2, "")
+    assert "privacy.json" in done.err

@@ -113,3 +113,11 @@ def test_bounds_that_the_noise_hides_are_told_in_one_sentence(run: Any) -> None:
     assert trained.code == 0
     assert trained.err.count("farthing: the noise hides the values of the columns") == 1  # not at a rehearsal
     assert "UserWarning" not in trained.err
+
+
+def test_a_delta_of_zero_is_refused_where_the_ledger_needs_one(run: Any) -> None:
+    assert run("ledger", "create", "my.ledger", "--epsilon", "3", "--delta", "1e-6").code == 0
+    done = run("describe", "a.csv", "--epsilon", "1", "--ledger", "my.ledger", "--values", "sex=f,m")
+    assert (done.code, done.out) == (2, "")
+    assert "--delta must be above 0 with this ledger, which adds up charges by gdp" in done.err
+    assert run("ledger", "show", "my.ledger", "--json").json["share"] == 0

@@ -90,7 +90,7 @@ def test_a_budget_that_hardly_protects_is_said_at_the_terminal(run: Any) -> None
     assert run(*table, *SPEND).err == ""
     done = run(*table, "--epsilon", "1e9", "--delta", "0.1")
     assert done.code == 0
-    assert "ε = 10⁹. That is weak" in done.err
+    assert "ε = 10⁹. ε above 10 is weak" in done.err
     assert "δ times the number of records is 300. That is too large." in done.err
 
 
@@ -146,3 +146,107 @@ def test_a_solver_of_ones_own_is_told_what_it_has_to_yield(steps: Any, said: str
     )
     with pytest.raises(ft.InvalidValue, match=f"a solver must .*{said}"):
         model.fit(np.zeros((4, 2)), [0, 1, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("records = 1.5", "must be a whole number, got 1.5"),
+        ("records = true", "must be a whole number, got True"),
+        ("delta = true", "must be a number, got True"),
+        ("out = 3", "'out' must be a text, got 3"),
+        ('bounds = ["age=1:2", 3]', "'bounds' must be a text"),
+        ('set = "tree=3"', "has no setting 'tree'"),
+    ],
+)
+def test_values_of_another_type_in_a_config_are_refused_and_not_converted(run, line, says):
+    run("sample")
+    Path("run.toml").write_text(f'table = "people.csv"\nschema = "people.json"\n{line}\n')
+    done = run("train", "--config", "run.toml", "--epsilon", "1", *(() if "delta" in line else SPEND[2:]))
+    assert (done.code, done.out) == (2, "")
+    assert says in done.err
+
+
+@pytest.mark.parametrize("command", ["predict", "card", "report", "schema"])
+@pytest.mark.parametrize("name", ["train.ledger", "train.ledger.head"])
+def test_no_command_replaces_a_file_of_a_ledger(run, command, name):
+    run("sample")
+    assert run("train", "people.csv", "--schema", "people.json", *SPEND, "--out", "fit").code == 0
+    Path("other").mkdir()
+    assert run("ledger", "create", "other/train.ledger", "--epsilon", "1", "--delta", "1e-5").code == 0
+    of = {
+        "predict": ("predict", "fit", "people.csv"),
+        "card": ("card", "fit"),
+        "report": ("report", "fit/train.ledger"),
+        "schema": ("schema", "people.csv", "--target", "income"),
+    }[command]
+    for folder in ("fit", "other"):
+        place = Path(folder) / name
+        before = place.read_bytes()
+        done = run(*of, "--out", str(place), "--force")
+        assert (done.code, done.out) == (2, "")
+        assert "must be new" in done.err
+        assert place.read_bytes() == before
+
+
+def test_predictions_do_not_replace_the_model_they_are_of(run):
+    run("sample")
+    assert run("train", "people.csv", "--schema", "people.json", *SPEND, "--out", "fit").code == 0
+    done = run("predict", "fit", "people.csv", "--out", "fit/model.npz", "--force")
+    assert done.code == 2
+    assert "is read by this command" in done.err
+    assert run("predict", "fit", "people.csv").code == 0
+
+
+def test_objects_of_all_commands_have_one_shape(run):
+    """A format, and guarantees and budgets with the same fields wherever there are some."""
+    run("sample")
+    table = ("people.csv", "--schema", "people.json")
+    commands = (
+        ("train", *table, *SPEND, "--out", "fit", "--method", "majority"),
+        ("train", *table, *SPEND, "--dry-run", "--method", "majority", "--out", "dry"),
+        ("predict", "fit", "people.csv"),
+        ("describe", *table, "--epsilon", "1"),
+        ("simulate", *table, *SPEND, "--clients", "3", "--method", "sgd-pass"),
+        ("simulate", *table, "--clients", "3", "--method", "nonprivate", "--rounds", "2"),
+        ("report", "fit/train.ledger", "--privacy", "fit/privacy.json"),
+        ("ledger", "create", "new.ledger", *SPEND),
+        ("ledger", "show", "fit/train.ledger"),
+        ("ledger", "verify", "fit/train.ledger"),
+        ("account", "--noise-multiplier", "4", "--sampling-rate", "1", "--steps", "2", "--delta", "1e-5"),
+        ("calibrate", *SPEND, "--sampling-rate", "1", "--steps", "3"),
+        ("calibrate", *SPEND, "--sampling-rate", "1", "--menu", "30"),
+        ("doctor",),
+        ("keys", "keys", "--parties", "a"),
+    )
+    terms = {"epsilon", "delta", "adjacency", "unit", "observer"}
+    for command in commands:
+        told = run(*command, "--json").json
+        assert next(iter(told)) == "format", command
+        assert told["format"] == 1, command
+        for name in {"guarantee", "spent"} & told.keys():
+            if command[:1] != ("simulate",) or told["method"] != "nonprivate":
+                assert told[name].keys() == terms | {"accountant", "theorem", "note"}, command
+        for budget in [told["budget"]] if "budget" in told else []:
+            assert budget.keys() == terms, command
+
+
+def test_a_system_without_file_locks_is_refused_in_one_sentence():
+    code = "import os, pathlib, typer, numpy; os.name = 'nt'; import farthing.cli.main"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "use it inside the Windows Subsystem for Linux" in done.stderr
+
+
+def test_an_empty_schema_is_no_embedded_one(run):
+    run("sample")
+    done = run("train", "people.csv", "--schema", "", *SPEND, "--out", "fit")
+    assert (done.code, done.out) == (2, "")
+    assert "--schema '' cannot be read" in done.err
+
+
+def test_a_header_of_many_names_is_read_at_once(run):
+    names = [f"c{place}" for place in range(50_000)]
+    Path("wide.csv").write_text(",".join(names) + "\n")
+    done = run("train", "wide.csv", "--target", "c5", *SPEND)
+    assert (done.code, done.out.count('"name"')) == (2, len(names))

@@ -41,18 +41,8 @@ SAMPLED = (
     "--accountant",
     "sampling",
 )
-KEYS = {
-    "epsilon",
-    "delta",
-    "noise_multiplier",
-    "steps",
-    "accountant",
-    "adjacency",
-    "unit",
-    "observer",
-    "theorem",
-    "valid",
-}
+STATED = {"epsilon", "delta", "adjacency", "unit", "observer", "accountant", "theorem"}
+KEYS = {"noise_multiplier", "steps", "valid"}
 
 
 # --- account
@@ -65,18 +55,22 @@ KEYS = {
 def test_epsilon_of_the_example(run: Any, accountant: str, epsilon: float) -> None:
     done = run(*EXAMPLE, "--accountant", accountant, "--json")
     assert (done.code, done.err) == (0, "")
+    assert (done.json["format"], done.json["guarantee"].keys()) == (1, STATED | {"note"})
     assert done.json.keys() >= KEYS
-    assert done.json["epsilon"] == pytest.approx(epsilon, abs=6e-5 if epsilon > 10 else 6e-7, rel=2e-5)
-    told = {"valid": True, "unit": "record", "observer": "anyone", "accountant": accountant, "steps": 10_000}
-    assert done.json.items() >= told.items()
-    assert done.json["theorem"]
+    assert done.json["guarantee"]["epsilon"] == pytest.approx(
+        epsilon, abs=6e-5 if epsilon > 10 else 6e-7, rel=2e-5
+    )
+    told = {"unit": "record", "observer": "anyone", "accountant": accountant}
+    assert done.json["guarantee"].items() >= told.items()
+    assert (done.json["valid"], done.json["steps"]) == (True, 10_000)
+    assert done.json["guarantee"]["theorem"]
 
 
 def test_strong_composition_is_printed_and_never_passes_for_a_guarantee(run: Any) -> None:
     done = run(*EXAMPLE, "--accountant", "strong", "--json")
-    assert done.json["epsilon"] == pytest.approx(9.3390652, abs=1e-7)
+    assert done.json["guarantee"]["epsilon"] == pytest.approx(9.3390652, abs=1e-7)
     assert done.json["valid"] is False
-    assert done.json["note"]
+    assert done.json["guarantee"]["note"]
     assert done.code == 1
     text = run(*EXAMPLE, "--accountant", "strong", "--epsilon", "20")
     assert "not a guarantee" in text.out
@@ -87,7 +81,7 @@ def test_strong_composition_is_printed_and_never_passes_for_a_guarantee(run: Any
 def test_the_text_shows_the_whole_guarantee(run: Any) -> None:
     done = run(*EXAMPLE)
     shown = dict(line.split(None, 1) for line in done.out.splitlines())
-    assert shown.keys() >= KEYS
+    assert shown.keys() >= STATED | KEYS
     assert shown["epsilon"] == "0.946867"
     assert done.err == ""
 
@@ -95,10 +89,10 @@ def test_the_text_shows_the_whole_guarantee(run: Any) -> None:
 def test_delta_at_epsilon(run: Any) -> None:
     plain = [word for word in EXAMPLE if word not in ("--delta", "1e-5")]
     for accountant in ("pld", "rdp", "moments", "advanced"):
-        epsilon = run(*EXAMPLE, "--accountant", accountant, "--json").json["epsilon"]
+        epsilon = run(*EXAMPLE, "--accountant", accountant, "--json").json["guarantee"]["epsilon"]
         done = run(*plain, "--epsilon", epsilon, "--accountant", accountant, "--json")
-        assert done.json["delta"] == pytest.approx(1e-5, rel=1e-6)
-        assert done.json["epsilon"] == epsilon
+        assert done.json["guarantee"]["delta"] == pytest.approx(1e-5, rel=1e-6)
+        assert done.json["guarantee"]["epsilon"] == epsilon
 
 
 def test_theorem_1_of_adadp_does_not_say_what_its_paper_says_of_it(run: Any) -> None:
@@ -116,17 +110,18 @@ def test_theorem_1_of_adadp_does_not_say_what_its_paper_says_of_it(run: Any) -> 
         "--json",
     )
     told = run(*plan, "--accountant", "adadp").json
-    assert told["epsilon"] == pytest.approx(6.92141, abs=1e-5)
-    assert (told["valid"], told["adjacency"], told["observer"]) == (True, "add-remove", "anyone")
-    assert "Thm. 1" in told["theorem"]
-    assert run(*plan, "--accountant", "moments").json["epsilon"] == pytest.approx(4.0, abs=0.02)
+    said = told["guarantee"]
+    assert said["epsilon"] == pytest.approx(6.92141, abs=1e-5)
+    assert (told["valid"], said["adjacency"], said["observer"]) == (True, "add-remove", "anyone")
+    assert "Thm. 1" in said["theorem"]
+    assert run(*plan, "--accountant", "moments").json["guarantee"]["epsilon"] == pytest.approx(4.0, abs=0.02)
 
 
 @pytest.mark.parametrize(("steps", "fits"), [(37_849, True), (37_850, False)])
 def test_the_sampling_theorem_counts_to_the_last_round(run: Any, steps: int, fits: bool) -> None:
     done = run(*SAMPLED, "--steps", steps, "--adjacency", "zero-out", "--json")
-    assert (done.json["delta"] <= 1e-8) is fits
-    assert done.json["observer"] == "coordinator"
+    assert (done.json["guarantee"]["delta"] <= 1e-8) is fits
+    assert done.json["guarantee"]["observer"] == "coordinator"
     both = run(*SAMPLED, "--steps", steps, "--adjacency", "zero-out", "--delta", "1e-8", "--json")
     assert both.json["within"] is fits
     assert both.code == (0 if fits else 3)
@@ -155,7 +150,8 @@ def test_gaussian_dp_of_everybody(run: Any) -> None:
         "--json",
     )
     found = {
-        name: run(*command, "--accountant", name).json["epsilon"] for name in ("gdp", "pld", "zcdp", "rdp")
+        name: run(*command, "--accountant", name).json["guarantee"]["epsilon"]
+        for name in ("gdp", "pld", "zcdp", "rdp")
     }
     assert found["gdp"] == pytest.approx(0.9263415, abs=1e-6)
     assert found["pld"] == pytest.approx(found["gdp"], rel=1e-9)
@@ -178,8 +174,10 @@ def test_replacing_a_record_counts_twice(run: Any, accountant: str) -> None:
         accountant,
         "--json",
     )
-    replaced = run(*command, "--noise-multiplier", "80", "--adjacency", "replace-one").json["epsilon"]
-    single = run(*command, "--noise-multiplier", "40", "--adjacency", "zero-out").json["epsilon"]
+    replaced = run(*command, "--noise-multiplier", "80", "--adjacency", "replace-one").json["guarantee"][
+        "epsilon"
+    ]
+    single = run(*command, "--noise-multiplier", "40", "--adjacency", "zero-out").json["guarantee"]["epsilon"]
     assert replaced == pytest.approx(single, rel=1e-9)
 
 
@@ -241,7 +239,10 @@ def test_a_fixed_size_is_rate_times_records_rounded_up(run: Any) -> None:
     assert EqualSteps(1.0, 0.07, 1, records=100).size == 7
     assert EqualSteps(1.0, 1e-9, 1, records=100).size == 1
     by_rdp = run(*EXAMPLE, *fixed, "--records", "10000", "--accountant", "rdp").json
-    assert by_rdp["epsilon"] > run(*EXAMPLE, *fixed, "--records", "10000").json["epsilon"]
+    assert (
+        by_rdp["guarantee"]["epsilon"]
+        > run(*EXAMPLE, *fixed, "--records", "10000").json["guarantee"]["epsilon"]
+    )
 
 
 def test_nothing_promised_is_null_and_fails(run: Any) -> None:
@@ -257,9 +258,11 @@ def test_nothing_promised_is_null_and_fails(run: Any) -> None:
         "1e-5",
         "--json",
     )
-    assert (done.code, done.json["epsilon"], done.json["valid"]) == (1, None, False) or done.json[
-        "epsilon"
-    ] > 1e4
+    assert (done.code, done.json["guarantee"]["epsilon"], done.json["valid"]) == (
+        1,
+        None,
+        False,
+    ) or done.json["guarantee"]["epsilon"] > 1e4
     done = run(
         "account",
         "--noise-multiplier",
@@ -272,8 +275,8 @@ def test_nothing_promised_is_null_and_fails(run: Any) -> None:
         "1e-5",
         "--json",
     )
-    assert (done.code, done.json["epsilon"], done.json["valid"]) == (1, None, False)
-    assert "no guarantee" in done.json["note"]
+    assert (done.code, done.json["guarantee"]["epsilon"], done.json["valid"]) == (1, None, False)
+    assert "no guarantee" in done.json["guarantee"]["note"]
 
 
 @pytest.mark.parametrize("accountant", Accountant.of_steps())
@@ -285,7 +288,8 @@ def test_extreme_values_are_answered(run: Any, accountant: str, sigma: str, step
         "account", "--noise-multiplier", sigma, "--sampling-rate", rate, "--steps", steps, "--delta", "1e-9",
         "--accountant", accountant, "--adjacency", "zero-out", "--json",
     )  # fmt: skip
-    assert done.json["epsilon"] is None or done.json["epsilon"] >= 0
+    epsilon = done.json["guarantee"]["epsilon"]
+    assert epsilon is None or epsilon >= 0
     assert done.code == (0 if done.json["valid"] else 1)
 
 
@@ -297,7 +301,7 @@ def test_noise_for_steps(run: Any) -> None:
     assert (done.code, done.err) == (0, "")
     assert done.json.keys() >= KEYS
     assert done.json["noise_multiplier"] == pytest.approx(3.812817, abs=1e-6)
-    assert 0.999999 < done.json["epsilon"] <= 1
+    assert 0.999999 < done.json["guarantee"]["epsilon"] <= 1
     again = list(EXAMPLE)
     again[2] = repr(done.json["noise_multiplier"])
     assert run(*again, "--epsilon", "1", "--json").json["within"] is True
@@ -306,7 +310,7 @@ def test_noise_for_steps(run: Any) -> None:
 def test_steps_for_noise(run: Any) -> None:
     done = run(*BUDGET, "--noise-multiplier", "4", "--json")
     assert (done.code, done.json["steps"]) == (0, 11_050)
-    assert 0.9999 < done.json["epsilon"] <= 1
+    assert 0.9999 < done.json["guarantee"]["epsilon"] <= 1
     again = list(EXAMPLE)
     for steps, code in ((11_050, 0), (11_051, 3)):
         again[6] = str(steps)
@@ -338,6 +342,7 @@ def test_a_budget_no_noise_fits_exits_with_3(run: Any) -> None:
 
 def test_calibrate_prices_a_menu(run):
     found = run(*BUDGET, "--menu", "2,4", "--json").json
+    assert (found["budget"]["epsilon"], found["budget"]["adjacency"]) == (1.0, "add-remove")
     assert [entry["noise_multiplier"] for entry in found["entries"]] == [2.0, 4.0]
     for entry in found["entries"]:
         assert 0.97 * entry["promise"] <= entry["steps"] <= entry["promise"]

@@ -40,7 +40,7 @@ SIMULATED: dict[str, Any] = {
     },
     "trust": "local",
     "rounds": 70,
-    "people": [{"epsilon": 1.0, "users": 9, "rounds": 100, "done": 70}],
+    "groups": [{"epsilon": 1.0, "clients": 9, "rounds": 100, "done": 70}],
     "test": TEST,
 }
 VERDICT: dict[str, Any] = {
@@ -111,7 +111,7 @@ def test_what_other_commands_printed(run: Any) -> None:
     files = ("--privacy", "privacy.json", "--simulated", "simulated.json", "--audit", "audit.json")
     done = run("report", "a.ledger", *files, "--tuning", "Paid from this ledger", "--json")
     assert (done.code, done.err) == (0, "")
-    assert done.json == {"report": "report.html", "ok": True, "guaranteed": True}
+    assert done.json == {"format": 1, "report": "report.html", "ok": True, "guaranteed": True}
     said = _said()
     for text in (
         *(
@@ -192,7 +192,7 @@ def test_seeded_noise_is_no_guarantee(run: Any) -> None:
     _asked(Path("seeded.ledger"), stream=SeededStream(1))
     done = run("report", "seeded.ledger", "--json")
     assert done.code == 1
-    assert done.json == {"report": "report.html", "ok": True, "guaranteed": False}
+    assert done.json == {"format": 1, "report": "report.html", "ok": True, "guaranteed": False}
     assert "NO PRIVACY GUARANTEE" in _said()
 
 
@@ -241,9 +241,9 @@ def test_what_is_refused(run: Any, arguments: tuple[str, ...], reason: str) -> N
 @pytest.mark.parametrize(
     ("option", "told"),
     [
-        ("--simulated", {**SIMULATED, "people": [{"epsilon": 1, "users": -1, "rounds": 1, "done": 0}]}),
+        ("--simulated", {**SIMULATED, "groups": [{"epsilon": 1, "clients": -1, "rounds": 1, "done": 0}]}),
         ("--simulated", {**SIMULATED, "guarantee": {**SIMULATED["guarantee"], "observer": "nobody"}}),
-        ("--simulated", {key: value for key, value in SIMULATED.items() if key != "people"}),
+        ("--simulated", {key: value for key, value in SIMULATED.items() if key != "groups"}),
         ("--privacy", {**PRIVACY, "steps": 1.5}),
         ("--privacy", {**PRIVACY, "settings": "none"}),
         ("--privacy", {**PRIVACY, "test": {"accuracy": "high", "guessing": 0.1, "table": "t", "note": ""}}),
@@ -255,6 +255,16 @@ def test_files_from_anywhere_are_checked(run: Any, option: str, told: Any) -> No
     done = run("report", "a.ledger", option, "given.json")
     assert done.code == 2
     assert f"{option} must be the JSON object" in done.err
+
+
+@pytest.mark.usefixtures("ledger")
+@pytest.mark.parametrize(("option", "told"), [("--privacy", PRIVACY), ("--simulated", SIMULATED)])
+def test_a_file_of_another_format_is_refused(run: Any, option: str, told: Any) -> None:
+    Path("given.json").write_text(json.dumps({**told, "format": 99}))
+    done = run("report", "a.ledger", option, "given.json")
+    assert done.code == 2
+    assert f"{option} 'given.json' has format 99, but this version of farthing reads format 1" in done.err
+    assert not Path("report.html").exists()
 
 
 @pytest.mark.usefixtures("ledger")

@@ -234,7 +234,7 @@ WRONG_TRAINING: list[tuple[tuple[str, ...], str]] = [
     (("--ledger", "none/a.ledger"), "existing folder"),
     (("--ledger", "/proc/a.ledger"), "--ledger must be writable: '/proc/a.ledger'"),
     (("--ledger", "folder.npz"), "folder.npz"),
-    (("--ledger", "fit.npz", "--out", "fit.npz"), "'fit.npz' is the table, the schema or the ledger"),
+    (("--ledger", "fit.npz", "--out", "fit.npz"), "'fit.npz' is read by this command"),
     (("--test", "people.csv"), "--test must be another table"),
     (("--test", "missing.csv"), "there is no file 'missing.csv'"),
     (("--test", "text.csv"), "column 'age' of 'text.csv' must hold finite numbers"),
@@ -491,7 +491,7 @@ def test_wrong_drafts_are_one_sentence(run: Any) -> None:
     for arguments, message in (
         (("missing.csv",), "there is no file"),
         (("people.csv", "--target", "salary"), "no column 'salary'"),
-        (("people.csv", "--out", "people.csv", "--force"), "is the table"),
+        (("people.csv", "--out", "people.csv", "--force"), "is read by this command"),
         (("people.csv", "--out", "schema.json"), "exists already"),
     ):
         done = run("schema", *arguments)

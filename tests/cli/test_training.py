@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -196,6 +196,19 @@ def test_the_default_is_boosted_where_the_budget_allows_it_and_linear_where_some
     assert (told["trained"], told["choice"]) == ("logistic", "linear: there are more than 2,097,152 records")
     assert train(replace(job, records=599, force=True))["trained"] == "boosted"  # the public number decides
     assert train(replace(job, model="boosted", force=True))["trained"] == "boosted"
+
+
+def test_two_trainings_at_once_do_not_share_a_ledger_that_neither_named(job: TrainingJob) -> None:
+    @contextmanager
+    def meanwhile(csv: Any) -> Iterator[Any]:
+        job.out.mkdir(exist_ok=True)
+        ft.Ledger(ft.Budget(1.0, 1e-5), journal=job.out / "train.ledger").close()
+        yield csv
+
+    with pytest.raises(InvalidValue, match=r"another training has begun .*train\.ledger' meanwhile"):
+        train(job, reading=meanwhile)
+    with ft.Ledger.open(job.out / "train.ledger") as ledger:
+        assert ledger.share == 0
 
 
 def test_what_is_told(job: TrainingJob) -> None:

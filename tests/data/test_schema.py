@@ -256,9 +256,9 @@ def test_nonsense_vocabulary_is_refused(values: tuple[str, ...]) -> None:
 
 def test_schema_needs_distinct_names_and_a_column() -> None:
     age, label = Numeric("age", 0, 1), Categorical("age", ("no", "yes"))
-    with pytest.raises(InvalidValue, match="distinct names"):
+    with pytest.raises(InvalidValue, match="each column once, got 'age' twice"):
         Schema((age,), label)
-    with pytest.raises(InvalidValue, match="needs a column"):
+    with pytest.raises(InvalidValue, match="a column beside its target"):
         Schema((), label)
 
 
@@ -338,7 +338,7 @@ RICH = '{"name": "rich", "values": ["no", "yes"]}'
         (AGE, '{"name": "rich", "values": ["no"]}', "target 'rich' needs two values or more"),
         (AGE, '{"values": ["no", "yes"]}', "'target' .* 'name'"),
         (AGE, "null", "'target' .* 'name'"),
-        (AGE, AGE, "distinct names"),
+        (AGE, AGE, "'age' twice"),
         ("", RICH, "needs a column"),
         (f'{AGE}, {{"name": "b", "low": 0}}', RICH, r"'columns\[1\]' .* column 'b' .* got \['low'\]"),
         ('{"name": "a", "low": 0, "high": 1, "values": ["x"]}', RICH, r"columns\[0\]"),

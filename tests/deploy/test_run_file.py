@@ -86,7 +86,7 @@ def test_a_party_is_protected_as_a_whole(served, tmp_path):
         return text.replace("delta = 1e-6", 'delta = 1e-6\nunit = "party"').replace("size = 60", "size = 1")
 
     _, _, report = served('name = "dp-fedavg"\nrounds = 3\nlocal_steps = 2\nlocal_lr = 0.2', party=party)
-    assert (report["rounds"], report["parties"][0]["guarantee"]["unit"]) == (3, "party")
+    assert (report["rounds"], report["parties"][0]["budget"]["unit"]) == (3, "party")
 
 
 @pytest.mark.parametrize(

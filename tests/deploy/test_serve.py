@@ -88,12 +88,12 @@ def test_the_model_is_that_of_the_simulation_with_the_same_seed(tmp_path, guards
     assert (report["rounds"], report["records"]) == (6, 180)
     assert "as the run's file says" in report["stopped"]
     assert 0.5 < report["test"]["accuracy"] < 1
-    assert [party["guarantee"]["epsilon"] for party in report["parties"]] == [4.0] * 3
+    assert [party["budget"]["epsilon"] for party in report["parties"]] == [4.0] * 3
     assert "north" not in " ".join(serve.lines(report)["parties"])
     view = board.view()
     assert view.phase.startswith("over")
     assert (view.round, len(view.accuracy), len(view.parties)) == (6, 6, 3)
-    assert view.noise == pytest.approx(report["parties"][0]["noise"])
+    assert view.noise == pytest.approx(report["parties"][0]["noise_multiplier"])
     assert main(["predict", str(plan.model), "adult", "-o", str(tmp_path / "out.csv")]) == 0
 
 

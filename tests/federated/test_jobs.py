@@ -128,7 +128,7 @@ def test_a_learning_rate_of_sgd1_and_sgd2_is_the_same_in_every_iteration(
 def test_epsilon_iter_and_delta_iter_choose_the_noise_of_a_round(told: Any, draw: str, moved: int) -> None:
     flags = ("--epsilon-iter", 0.2, "--delta-iter", 1e-6, "--draw", draw)
     found = told("--method", "addp", *flags, epsilon=1)
-    assert found["sigma"] == pytest.approx(moved * analytic(0.2, 1e-6), rel=1e-9)
+    assert found["noise_multiplier"] == pytest.approx(moved * analytic(0.2, 1e-6), rel=1e-9)
     holds = found["guarantee"]
     assert (holds["epsilon"], holds["accountant"]) == (1.0, "sampling")  # the budget is what holds
 
@@ -145,7 +145,9 @@ def test_published_noise_of_sgd1_and_before_whom_it_holds(told: Any, simulate: A
     n, delta = 30, 1e-6
     flags = ("--method", "sgd1", "--published-noise", "--records-per-client", 5, "--adjacency", "replace-one")
     found = told(*flags, delta=delta)
-    assert found["sigma"] == pytest.approx(4 * math.log(1.25 * n**2 / delta) / 0.5, rel=1e-12)  # (3), over nL
+    assert found["noise_multiplier"] == pytest.approx(
+        4 * math.log(1.25 * n**2 / delta) / 0.5, rel=1e-12
+    )  # (3), over nL
     really = {one["observer"]: one["epsilon"] for one in found["holds"]}
     assert 0 < really["anyone"] < really["server"] < really["coordinator"] < 0.5
     code, out, _ = simulate(*flags, delta=delta)
@@ -159,11 +161,15 @@ def test_published_noise_of_sgd2_takes_t_rounds_and_says_what_they_cost(told: An
     T, delta = 20, 1e-5
     found = told("--method", "sgd2", "--published-noise", "--rounds", T, epsilon=1, delta=delta)
     each = 1 / math.sqrt(T * math.log(1 / delta))
-    assert found["sigma"] == pytest.approx(math.sqrt(2 * math.log(1.25 * T / delta)) / each, rel=1e-12)
+    assert found["noise_multiplier"] == pytest.approx(
+        math.sqrt(2 * math.log(1.25 * T / delta)) / each, rel=1e-12
+    )
     assert found["rounds"] == T
     assert found["alive"] == USERS  # their budgets would allow more
     (really,) = found["holds"]
-    assert delta_of(math.sqrt(T) / found["sigma"], really["epsilon"]) == pytest.approx(delta, rel=1e-6)
+    assert delta_of(math.sqrt(T) / found["noise_multiplier"], really["epsilon"]) == pytest.approx(
+        delta, rel=1e-6
+    )
     assert really["epsilon"] < 0.2
 
 

@@ -16,7 +16,7 @@ from farthing.cli import simulate_command
 from farthing.cli.ledger_output import nested
 from farthing.data.schema import Categorical, Numeric, Schema
 from farthing.errors import InvalidValue, Unsupported
-from farthing.federated import Trust, jobs
+from farthing.federated import Simulated, Trust, jobs
 from farthing.federated.jobs import METHODS, Job, Reached, epsilons, simulate
 from farthing.federated.methods.federated_descent import ROUNDS
 
@@ -27,8 +27,8 @@ COLOURS = Schema((Numeric("age", 0, 100),), Categorical("colour", ("red", "green
 HOURS = Schema((Numeric("age", 0, 100),), Numeric("hours", 0, 60))
 PRIVATE = [name for name, kind in METHODS.items() if kind.private and name != "sgd1"]
 KEYS = {
-    *("method", "users", "records", "features", "rounds", "stopped", "alive", "left", "guarantee", "trust"),
-    *("smallest_epsilon", "noise", "clip", "sigma", "people"),
+    *("method", "clients", "records", "features", "rounds", "stopped", "alive", "left", "guarantee", "trust"),
+    *("smallest_epsilon", "noise", "clip_norm", "noise_multiplier", "groups"),
 }
 
 
@@ -84,9 +84,9 @@ def test_every_method_spends_its_budgets_and_says_what_holds(job: Job, method: s
 def test_noise_is_that_of_the_budget(job: Job) -> None:
     told = simulate(replace(job, epsilon="1"))
     assert told["rounds"] == ROUNDS
-    assert told["sigma"] == pytest.approx(np.sqrt(ROUNDS) * gaussian.noise(1.0, 1e-5), rel=1e-9)
+    assert told["noise_multiplier"] == pytest.approx(np.sqrt(ROUNDS) * gaussian.noise(1.0, 1e-5), rel=1e-9)
     replaced = simulate(replace(job, epsilon="1", adjacency=Adjacency.REPLACE_ONE))
-    assert replaced["sigma"] == pytest.approx(2 * told["sigma"], rel=1e-9)
+    assert replaced["noise_multiplier"] == pytest.approx(2 * told["noise_multiplier"], rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,15 @@ def test_sums_need_less_noise_than_each_upload(job: Job, method: str, unit: str)
     assert {one["unit"] for one in told.values()} == {unit}
     assert {one["rounds"] for one in told.values()} == {rounds or ROUNDS}
     assert [one["observer"] for one in told.values()] == ["server", "aggregate", "anyone"]
-    sigma = [one["sigma"] for one in told.values()]  # shares make up what one upload has
+    sigma = [one["noise_multiplier"] for one in told.values()]  # shares make up what one upload has
     assert sigma == pytest.approx([sigma[0]] * 3)
 
 
 def test_a_whole_user_is_hidden_by_more_noise(job: Job) -> None:
     record, user = (simulate(replace(job, unit=unit)) for unit in (Unit.RECORD, Unit.USER))
-    assert user["sigma"] == pytest.approx(100 * record["sigma"])  # as many records as it has
+    assert user["noise_multiplier"] == pytest.approx(
+        100 * record["noise_multiplier"]
+    )  # as many records as it has
     with pytest.raises(Unsupported, match="Poisson draw"):
         simulate(replace(job, unit=Unit.USER, method="addp", options={"draw": "poisson:0.1"}))
 
@@ -144,7 +146,11 @@ def test_accountants_of_addp_differ_in_rounds_and_noise(job: Job) -> None:
         for name in ("advanced", "sampling", "tight")
     }
     assert by["advanced"]["rounds"] == by["tight"]["rounds"] == 20 < by["sampling"]["rounds"]
-    assert by["tight"]["sigma"] < by["advanced"]["sigma"] == by["sampling"]["sigma"]
+    assert (
+        by["tight"]["noise_multiplier"]
+        < by["advanced"]["noise_multiplier"]
+        == by["sampling"]["noise_multiplier"]
+    )
     assert [told["accountant"] for told in by.values()] == list(by)
 
 
@@ -154,7 +160,7 @@ def test_draws(job: Job) -> None:
         draw: simulate(replace(job, method="addp", epsilon="1", options={**tight, "draw": draw}))
         for draw in ("one", "10", "all", "poisson:0.01")
     }
-    noise = {draw: told["sigma"] for draw, told in of.items()}
+    noise = {draw: told["noise_multiplier"] for draw, told in of.items()}
     assert noise["poisson:0.01"] < noise["one"] < noise["10"]
     assert noise["all"] == pytest.approx(np.sqrt(300) * gaussian.noise(1.0, 1e-5), rel=1e-9)
 
@@ -372,8 +378,8 @@ def test_json_is_one_object_and_nothing_else(run: Any, command: tuple[str, ...])
     code, out, err = run(*command, "--clients", 6, "--records-per-client", 90, "--trust", "trusted", "--json")
     assert (code, err, out.count("\n")) == (0, "", 1)
     fields = json.loads(out, parse_constant=pytest.fail)
-    assert fields.keys() == KEYS
-    assert (fields["users"], fields["records"], fields["guarantee"]["observer"]) == (6, 540, "anyone")
+    assert fields.keys() == {"format"} | KEYS
+    assert (fields["clients"], fields["records"], fields["guarantee"]["observer"]) == (6, 540, "anyone")
 
 
 def test_the_text_says_what_holds_and_for_whom(run: Any, command: tuple[str, ...], tmp_path: Path) -> None:
@@ -409,15 +415,27 @@ def test_exit_codes(run: Any, command: tuple[str, ...]) -> None:
 
 
 def test_people_are_told_in_groups(job: Job) -> None:
-    told = simulate(replace(job, epsilon="25,50"))["people"]
-    assert [(group["epsilon"], group["users"]) for group in told] == [(25.0, 3), (50.0, 3)]
+    told = simulate(replace(job, epsilon="25,50"))["groups"]
+    assert [(group["epsilon"], group["clients"]) for group in told] == [(25.0, 3), (50.0, 3)]
     assert all(group["done"] == group["rounds"] > 0 for group in told)
 
 
 def test_many_kinds_of_people_are_told_in_few_lines(tmp_path: Path) -> None:
     table = write_table(tmp_path / "people.csv", 600)
     given = ",".join(str(40 + user / 100) for user in range(300))
-    told = simulate(Job(table=table, schema=SCHEMA, clients=300, epsilon=given, delta=1e-5))["people"]
+    told = simulate(Job(table=table, schema=SCHEMA, clients=300, epsilon=given, delta=1e-5))["groups"]
     assert len(told) < 20
-    assert sum(group["users"] for group in told) == 300
+    assert sum(group["clients"] for group in told) == 300
     assert all(group["done"] <= group["rounds"] for group in told)
+
+
+def test_budgets_that_are_none_are_named() -> None:
+    with pytest.raises(
+        InvalidValue, match=r"budgets must be ft\.Budget\(epsilon, delta\), or one a client, got 1"
+    ):
+        Simulated.split(np.zeros((4, 2)), np.zeros(4), clients=2, budgets=1.0)  # type: ignore[arg-type]
+
+
+def test_far_too_many_clients_are_refused_before_each_gets_a_budget(job: Job) -> None:
+    with pytest.raises(InvalidValue, match="at most the number of records, 600, got"):
+        simulate(replace(job, clients=2**61))

@@ -272,4 +272,4 @@ def test_the_command_line_and_the_report_say_what_holds_for_whom(tmp_path):
     assert "Each record at the rate of its own level of budget" in report
     checked = verification(path)
     assert checked["ok"], checked["verdict"]
-    assert verification_lines(checked)["levels"][0] == "budget 0.1: epsilon from 0 to 0"
+    assert verification_lines(checked)["levels"][0] == "budget 0.1: epsilon 0"

@@ -581,3 +581,11 @@ def test_one_row_far_out_does_not_ruin_a_score():
     rows[0] = 1e9
     model = ft.LinearRegression(20.0, 1e-5, bounds=(0, 1), target_bounds=RANGE).fit(rows, target)
     assert model.score(rows, target) > 0.8
+
+
+@pytest.mark.parametrize("bounds", [(0, np.nan), (np.nan, 1), ([0, 0, 0, np.nan, 0], 1)])
+def test_a_bound_without_its_other_end_is_refused_and_not_bought(bounds):
+    ledger = ft.Ledger(ft.Budget(2.0, 1e-5))
+    with pytest.raises(InvalidValue, match="NaN at both ends of a feature"):
+        ft.LogisticRegression(ledger=ledger, bounds=bounds).fit(X, Y)
+    assert ledger.share == 0

@@ -270,7 +270,7 @@ def test_only_attacks_on_this_method_speak_of_it(full):
     ):
         one = replace(full, method=method, audit=((name, fine), ("pca", broken)))
         assert item(one, ORDER[10]).value == "Not refuted"
-        assert "1 attacks were tried" in said(one, ORDER[10])
+        assert "1 attack tried." in said(one, ORDER[10])
         assert not replace(one, audit=((name, broken),)).guaranteed
 
 
@@ -301,6 +301,7 @@ def test_a_banner_has_the_colour_of_its_delta(full, delta, tone, word):
     first = page(replace(full, guarantee=replace(full.guarantee, delta=delta))).split('class="banner ')[1]
     assert first.startswith(f'{tone}"')
     assert f"That is {word}. At 1 or more" in first.split("</section>")[0]
+    assert "strong protection" not in first.split("</section>")[0]  # that its ε is small does not make it so
 
 
 def test_a_ledger_in_memory_is_not_said_to_be_on_disk(full, tmp_path):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from farthing import validate
 from farthing.accounting import calibrate, pld
 from farthing.budget import Adjacency, Budget
+from farthing.errors import InvalidValue
 from farthing.queries.events import Event, RepeatedEvent
 from farthing.queries.samplers import Everyone, HasEvent
 
@@ -113,7 +114,9 @@ def noise_for(step: Callable[[float], Event | HasEvent], budget: Budget, *, step
     >>> round(noise, 4)
     3.8128
     """
-    return calibrate.noise(lambda sigma: _repeated(step(sigma), steps), budget)
+    if not callable(step):
+        raise InvalidValue(f"step must be a function of σ, such as lambda s: ft.Gaussian(s), got {step!r}")
+    return calibrate.noise(lambda sigma: _repeated(step(sigma), steps), _budget(budget))
 
 
 def steps_for(step: Event | HasEvent, budget: Budget) -> int:
@@ -137,7 +140,13 @@ def steps_for(step: Event | HasEvent, budget: Budget) -> int:
     >>> ft.steps_for(ft.Poisson(0.01).amplify(ft.Gaussian(1.1)), ft.Budget(1.0, 1e-5))
     421
     """
-    return calibrate.steps(Everyone().amplify(step), budget)
+    return calibrate.steps(Everyone().amplify(step), _budget(budget))
+
+
+def _budget(budget: Budget) -> Budget:
+    if not isinstance(budget, Budget):
+        raise InvalidValue(f"budget must be ft.Budget(epsilon, delta), got {budget!r}")
+    return budget
 
 
 def _repeated(step: Event | HasEvent, steps: int) -> RepeatedEvent:

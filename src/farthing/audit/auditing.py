@@ -231,10 +231,10 @@ def section(verdicts: Iterable[tuple[str, Verdict]], title: str = "Audit") -> st
     note = (
         "Each row is an attack on two neighbouring data sets, and a lower bound on ε that holds with the "
         "stated confidence. Broken: the bound is above the claim. Not refuted: this attack did not show "
-        "that; it is no proof. ε exact is that of the answers that were asked, composed exactly: no attack "
-        "can show more, and it is below the claim where a method's own accounting is loose. The power of an "
-        "attack is the ε from which on it would have refuted the claim in nine of ten tries; with none it "
-        "could not have refuted it."
+        "that, which is no proof. ε exact is that of the answers that were asked, composed exactly: no "
+        "attack can show more, and it is below the claim where a method's own accounting is loose. The "
+        "column 'catches ε from' is the power of an attack: the smallest true ε for which it would have "
+        "refuted the claim in nine of ten tries; none where it could not have refuted it."
     )
     return (
         f'<section class="audit"><h2>{html.escape(title)}</h2><p>{note}</p>'

@@ -1,7 +1,7 @@
 """The commands about plans of equal steps: ``farthing account`` and ``calibrate``."""
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -10,7 +10,7 @@ import typer
 from farthing import validate
 from farthing.accounting.accountants import Accountant, EqualSteps, PrivacyCurve
 from farthing.budget import Adjacency, Budget, Unit
-from farthing.cli.ledger_output import aligned, rounded_up
+from farthing.cli.ledger_output import aligned, nested, rounded_up
 from farthing.cli.options import FAILED, SPENT, AsJson, Relation, emit, emit_json, number, option, say, whole
 from farthing.errors import BudgetSpent, InvalidValue
 
@@ -177,18 +177,11 @@ def _report_menu(plans: list[EqualSteps], budget: Budget, as_json: bool) -> int:
         }
         for plan, block, price in zip(plans, rule.steps, rule.prices, strict=True)
     ]
-    fields = {
-        "epsilon": budget.epsilon,
-        "delta": budget.delta,
-        "sampling_rate": plans[0].drawn,
-        "units": rule.units,
-        "adjacency": str(budget.adjacency),
-        "theorem": rule.theorem,
-    }
+    fields = {"sampling_rate": plans[0].drawn, "units": rule.units, "theorem": rule.theorem}
     if as_json:
-        emit_json({**fields, "entries": entries})
+        emit_json({"budget": asdict(budget), **fields, "entries": entries})
         return 0
-    emit(aligned(fields))
+    emit(aligned({"budget": str(budget), **fields}))
     for entry in entries:
         steps, promise = entry["steps"], entry["promise"]
         emit(
@@ -255,7 +248,7 @@ def _report(
         "note": "; ".join(notes),
     }
     if as_json:
-        emit_json(fields)
+        emit_json(nested(fields))
     else:
         fields["valid"] = "yes" if proven else "no: this is not a guarantee"
         if limit is not None:

@@ -195,14 +195,10 @@ def simulated(adult: Dataset) -> FederatedRun:
     name, seconds = f"A-DDP, {CLIENTS} clients with {RECORDS} records", time.perf_counter() - began
     budget = f"ε {', '.join(f'{epsilon:g}' for epsilon in THEIRS)} in turn, against the {said.observer}"
     print(f"{name:34}{last.t:7,}{seconds:9.1f}{value:10.1%}   {budget}", flush=True)
-    groups = tuple(_group(**group) for group in budget_groups(clients))
+    groups = tuple(ClientGroup(**group) for group in budget_groups(clients))
     return FederatedRun(
         method="A-DDP", guarantee=said, trust="local", rounds=last.t, groups=groups, value=value
     )
-
-
-def _group(*, epsilon: float, users: int, rounds: int, done: int) -> ClientGroup:
-    return ClientGroup(epsilon=epsilon, clients=users, rounds=rounds, done=done)
 
 
 def told(scores: Sequence[Score]) -> None:
@@ -243,7 +239,7 @@ def checked(ledger: Ledger) -> str:
     ledger.journal.export(export)
     found = verifier.verify(export.getvalue().splitlines())
     low, high = found.spent or (0.0, 0.0)
-    said = f"An independent verifier recomputed the cost from its rows: ε from {low:.5f} to {high:.5f}"
+    said = f"An independent verifier recomputed the cost from its rows: ε between {low:.5f} and {high:.5f}"
     print(f"The ledger has {found.rows} rows.\n{said};\n{found.reason}.")
     return f"{said}; {found.reason}."
 

@@ -63,7 +63,7 @@ def _hashes(policy: Path, as_json: bool) -> int:
 
     found = hashes(Policy.load(policy))
     if as_json:
-        emit_json(found)
+        emit_json({"hashes": found})
     else:
         emit("\n".join(f'{where}\nhash = "{hash_}"' for where, hash_ in found.items()))
     return 0

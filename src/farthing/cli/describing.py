@@ -21,6 +21,7 @@ from farthing.ledger.journal import Journal
 from farthing.ledger.ledger import Ledger
 from farthing.statistics.describing import Summary, Tally, describe
 from farthing.statistics.spending import Allowance
+from farthing.validate import repeated
 
 
 def describe_table(
@@ -48,7 +49,7 @@ def describe_table(
         strange = table_files.unreadable(table)
         left = {"", *drop, *strange}
         header = [name for name in table_files.named(table, None, csv) if name not in left]
-        twice = sorted({name for name in header if header.count(name) > 1})
+        twice = repeated(header)
         if twice:
             raise InvalidValue(f"{table!r} has two columns {twice[0]!r}: rename one, or --drop it")
         ranged: list[tuple[str, tuple[float, float] | None]] = [(name, None) for name in header]
@@ -133,5 +134,9 @@ def _allowance(
     if not new and book.share and any(row.kind == "promise" for row in book.journal.rows()):
         raise Unsupported(
             "--ledger holds the plan of a training, which nothing else can spend: use a new ledger"
+        )
+    if not budget.delta and not isinstance(book.filter, BasicFilter):
+        raise InvalidValue(
+            f"--delta must be above 0 with this ledger, which adds up charges by {book.filter.name}, got 0"
         )
     return Allowance.of(book, budget.epsilon, budget.delta, norms), book

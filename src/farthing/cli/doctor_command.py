@@ -51,7 +51,7 @@ def doctor(
         _clock,
         _torch,
         lambda: _optional("flwr", "parties on machines of their own"),
-        lambda: _optional("matplotlib", "pictures in reports", "matplotlib jinja2"),
+        lambda: _optional("matplotlib", "figures of experiments"),
         lambda: _optional("pyarrow", "Parquet files"),
     )
     found = [check() for check in checks]
@@ -78,9 +78,9 @@ def _package(name: str) -> Finding:
         return Finding(name, "failed", f"not installed: pip install {name}")
 
 
-def _optional(name: str, use: str, packages: str = "") -> Finding:
+def _optional(name: str, use: str) -> Finding:
     if find_spec(name) is None:
-        return Finding(name, "missing", f"for {use}: pip install {packages or name}")
+        return Finding(name, "missing", f"for {use}: pip install {name}")
     with contextlib.suppress(PackageNotFoundError):
         return Finding(name, "ok", f"{version(name)}, for {use}")
     return Finding(name, "ok", f"for {use}")

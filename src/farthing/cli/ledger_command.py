@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from farthing import validate
 from farthing.budget import Adjacency, Budget
 from farthing.cli.ledger_output import (
     aligned,
@@ -67,6 +68,10 @@ def create(
         raise InvalidValue(f"FILE must be a new file, but {str(file)!r} exists")
     if not file.parent.is_dir():
         raise InvalidValue(f"FILE must be in an existing folder, got {str(file)!r}")
+    validate.positive(**{"--epsilon": epsilon})
+    validate.delta(**{"--delta": delta})
+    if delta == 0 and filter not in (None, Spending.BASIC):
+        raise InvalidValue(f"--delta must be above 0 with --filter {filter}, got 0; --filter basic allows 0")
     budget = Budget(epsilon, delta, adjacency)
     with Ledger(budget, journal=file, filter=FILTERS[filter] if filter else None) as begun:
         if as_json:
@@ -115,7 +120,7 @@ def export(
                 rows.export(target)
         except OSError as error:
             raise InvalidValue(
-                f"--out must be a new file in an existing directory, got {str(out)!r}: {error}"
+                f"--out must be a new file in an existing directory, got {str(out)!r}: {error.strerror}"
             ) from None
         return say(f"{rows.last().seq + 1} rows written to {out}", 0)
 
@@ -228,7 +233,7 @@ def card(
 
     told = cards.read(folder)
     if out is not None:
-        check_writable(out, force, kept=(folder,))
+        check_writable(out, force, kept=(folder, folder / "privacy.json", folder / "model.npz"))
     text = cards.card(told)
     if mlflow:
         say(f"logged to MLflow as run {cards.logged(folder, told)}")

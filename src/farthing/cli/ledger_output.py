@@ -17,6 +17,7 @@ from farthing.cli.options import near
 from farthing.errors import InvalidValue, LedgerLocked
 from farthing.ledger.journal import Journal
 from farthing.queries.events import decode
+from farthing.validate import counted
 
 if TYPE_CHECKING:
     from farthing.ledger.ledger import Ledger
@@ -54,6 +55,8 @@ def open_journal(file: Path) -> Journal:
         if not file.is_file():
             if head.exists():
                 raise LedgerLocked(f"the ledger {str(file)!r} is missing, only its head is there")
+            if file.is_dir():
+                raise InvalidValue(f"{str(file)!r} is a folder: name the ledger file itself")
             raise InvalidValue(f"there is no ledger {str(file)!r}{near(str(file))}")
         if not head.is_file():
             with file.open("rb") as opened:
@@ -63,7 +66,7 @@ def open_journal(file: Path) -> Journal:
                 f"{str(file)!r} lacks its second file, {head.name}: a ledger consists of both files"
             )
     except OSError as error:
-        raise InvalidValue(f"the ledger {str(file)!r} cannot be read: {error}") from None
+        raise InvalidValue(f"the ledger {str(file)!r} cannot be read: {error.strerror}") from None
     return Journal(file)
 
 
@@ -128,7 +131,7 @@ def ledger_lines(fields: dict[str, Any]) -> dict[str, Any]:
     return {
         "ledger": fields["file"],
         "budget": str(Budget(**fields["budget"])),
-        "spent by": f"a promised plan of {_counted(len(plan), 'kind')} of answers" if plan else rule,
+        "spent by": f"a promised plan of {counted(len(plan), 'kind')} of answers" if plan else rule,
         "promised": [f"{part['times']} x {decode(part['event'])}" for part in plan],
         "charged": [f"{part['count']} x {decode(part['event'])}" for part in fields["charged"]] or "nothing",
         "share": f"{fields['share']:.2%} of the budget is charged",
@@ -183,8 +186,8 @@ def trained_lines(fields: dict[str, Any]) -> dict[str, Any]:
         "guarantee": list(_words(fields["guarantee"])),
         **_whom(fields),
         "spent": "",
-        "method": f"{_method(fields)}, {_counted(fields['steps'], 'step')}",
-        "records": f"{fields['records']:,}, with {_counted(fields['features'], 'feature')}",
+        "method": f"{_method(fields)}, {counted(fields['steps'], 'step')}",
+        "records": f"{fields['records']:,}, with {counted(fields['features'], 'feature')}",
         "ledger": fields["ledger"],
         "report": fields.get("report"),
     }
@@ -201,8 +204,8 @@ def rehearsed_lines(fields: dict[str, Any]) -> dict[str, Any]:
     return {
         "price": list(_words(fields["guarantee"])),
         **_whom(fields),
-        "method": f"{_method(fields)}, {_counted(fields['steps'], 'step')}, {_counted(answers, 'answer')}",
-        "records": f"{fields['records']:,}, with {_counted(fields['features'], 'feature')}",
+        "method": f"{_method(fields)}, {counted(fields['steps'], 'step')}, {counted(answers, 'answer')}",
+        "records": f"{fields['records']:,}, with {counted(fields['features'], 'feature')}",
         "ledger": f"{fields['ledger']}: {before:.2%} spent before, {after:.2%} after",
         "noise": [*map(_noise_words, fields["answers"]), f"({fields['expected']})"],
         "note": "nothing was spent or written; only the header and the number of records were read"
@@ -235,15 +238,6 @@ _FIGURES = {
 }
 
 
-def _counted(number: int, what: str) -> str:
-    """Return a number with its noun.
-
-    >>> _counted(1, "step"), _counted(1200, "step")
-    ('1 step', '1,200 steps')
-    """
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def _test_words(fields: dict[str, Any]) -> dict[str, Any]:
     if "test" not in fields:
         return {}
@@ -265,7 +259,7 @@ def simulated_lines(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the words for what `farthing.federated.simulation.simulate` reached."""
     records = f"{fields['records']:,} records of {fields['features']:,} features"
     words = {
-        "clients": f"{fields['users']:,}, with {records}",
+        "clients": f"{fields['clients']:,}, with {records}",
         "method": fields["method"],
         "rounds": f"{fields['rounds']:,}: {fields['stopped']}",
     }
@@ -279,7 +273,8 @@ def simulated_lines(fields: dict[str, Any]) -> dict[str, Any]:
             f"each client has its own guarantee; this is the weakest, the strongest has epsilon "
             f"{fields['smallest_epsilon']:g}"
         )
-    trust = f"{fields['trust']} noise, {fields['sigma']:.6g} x the clipping norm {fields['clip']:.4g}"
+    noise, clip = fields["noise_multiplier"], fields["clip_norm"]
+    trust = f"{fields['trust']} noise, {noise:.6g} x the clipping norm {clip:.4g}"
     if "survivors" in fields:
         trust += f" in any sum over {fields['survivors']:,} honest clients"
     return {
@@ -287,7 +282,7 @@ def simulated_lines(fields: dict[str, Any]) -> dict[str, Any]:
         "guarantee": [*_words(said), owner],
         **({"noise": _published_words(fields["holds"])} if "holds" in fields else {}),
         "trust": trust,
-        "left": f"{_counted(fields['alive'], 'client')} with budget left, {fields['left']:.1%} of all rounds",
+        "left": f"{counted(fields['alive'], 'client')} with budget left, {fields['left']:.1%} of all rounds",
         **_test_words(fields),
     }
 
@@ -310,6 +305,7 @@ def verification(file: Path) -> dict[str, Any]:
     with open_journal(file) as rows:
         last = rows.verify()
         lines = [json.dumps(asdict(row)) for row in rows.rows() if row.seq <= last.seq]
+        budget = rows.header.get("budget")
     fields: dict[str, Any] = {"file": str(file), "ok": True, "rows": last.seq + 1, "head": last.hash}
     try:
         from farthing.ledger import verifier
@@ -324,9 +320,9 @@ def verification(file: Path) -> dict[str, Any]:
         **fields,
         "ok": found.code == 0,
         "verdict": found.reason,
-        "budget": found.budget,
+        "budget": budget,
         "rule": found.rule,
-        "charged": [f"{count} x {event}" for event, count in found.charged.items()],
+        "charged": [{"event": json.loads(event), "count": count} for event, count in found.charged.items()],
         "spent_between": _finite(found.spent),
         "plan_between": _finite(found.plan),
         **(
@@ -352,13 +348,35 @@ def verification_lines(fields: dict[str, Any]) -> dict[str, Any]:
     words = {name.removesuffix("_between"): value for name, value in fields.items() if name not in apart}
     if "refunded" in fields:
         words["trusted"] = fields["refunded"]
+    if "budget" in words:
+        words["budget"] = _budget(words["budget"])
+        words["charged"] = [f"{one['count']} x {_compact(one['event'])}" for one in words["charged"]]
     for name in ("spent", "plan"):
         if words.get(name) is not None:
-            low, high = ("infinite" if end is None else f"{end:.6g}" for end in words[name])
-            words[name] = f"epsilon from {low} to {high}"
+            words[name] = _between(*words[name])
     if "levels" in words:
         each = words["levels"].items()
-        words["levels"] = [
-            f"budget {level}: epsilon from {low:.6g} to {high:.6g}" for level, (low, high) in each
-        ]
+        words["levels"] = [f"budget {level}: {_between(*ends)}" for level, ends in each]
     return {**words, "verdict": fields["verdict"]}
+
+
+def _budget(said: Any) -> str:
+    """Return a budget in words, also where a damaged ledger says something else."""
+    try:
+        return str(Budget(**said))
+    except (InvalidValue, TypeError):
+        return "unknown"
+
+
+def _compact(event: Any) -> str:
+    return json.dumps(event, sort_keys=True, separators=(",", ":"))
+
+
+def _between(low: float | None, high: float | None) -> str:
+    """Return the words for an ε that is known between two ends; an end without a number is infinite.
+
+    >>> _between(1.0, 1.0), _between(0.5, None)
+    ('epsilon 1', 'epsilon between 0.5 and infinity')
+    """
+    first, last = ("infinity" if end is None else f"{end:.6g}" for end in (low, high))
+    return f"epsilon {first}" if first == last else f"epsilon between {first} and {last}"

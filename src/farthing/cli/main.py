@@ -19,16 +19,22 @@ from typing import Annotated, Any, cast
 import typer
 
 import farthing
-from farthing.cli import (
-    account_command,
-    audit_command,
-    deploy_command,
-    describe_command,
-    doctor_command,
-    ledger_command,
-    simulate_command,
-    train_command,
-)
+
+try:
+    from farthing.cli import (
+        account_command,
+        audit_command,
+        deploy_command,
+        describe_command,
+        doctor_command,
+        ledger_command,
+        simulate_command,
+        train_command,
+    )
+except ImportError as error:  # a ledger refuses systems where it cannot lock files
+    if os.name == "posix":
+        raise
+    sys.exit(f"farthing: {error}")
 from farthing.cli.options import FAILED, SPENT, WRONG, Command, say
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 

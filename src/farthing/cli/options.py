@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farthing.budget import Adjacency
+from farthing.budget import FORMAT, Adjacency
 from farthing.errors import InvalidValue
 from farthing.validate import did_you_mean
 
@@ -54,19 +54,25 @@ def emit(text: str) -> None:
 
 
 def emit_json(fields: dict[str, Any]) -> None:
-    """Print one JSON object on one line."""
-    emit(json.dumps(fields, allow_nan=False))
+    """Print one JSON object on one line, with its format."""
+    emit(json.dumps({"format": FORMAT, **fields}, allow_nan=False))
 
 
-def number(text: str) -> float:
+def number(text: Any) -> float:
+    """Return the number that an option or a --config file gives; there it may have any type."""
     try:
+        if isinstance(text, bool):
+            raise ValueError
         return float(text)
-    except (ValueError, TypeError):  # a list of a --config file
+    except (ValueError, TypeError, OverflowError):
         raise typer.BadParameter(f"must be a number, got {text!r}") from None
 
 
-def whole(text: str) -> int:
+def whole(text: Any) -> int:
+    """Return the whole number that an option or a --config file gives; a fraction is refused, not cut."""
     try:
+        if isinstance(text, bool | float):
+            raise ValueError
         return int(text)
     except (ValueError, TypeError):
         raise typer.BadParameter(f"must be a whole number, got {text!r}") from None
@@ -108,13 +114,19 @@ def from_config(ctx: typer.Context, path: Path | None) -> Path | None:
         raise InvalidValue(f"--config {str(path)!r} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise InvalidValue(f"--config {str(path)!r} is not a TOML file: {error}") from None
-    names = {_long(one): one.name for one in ctx.command.params if one.name not in ("config", "help")}
+    options = {_long(one): one for one in ctx.command.params if one.name not in ("config", "help")}
     for name in found:
-        if name not in names:
-            raise InvalidValue(f"--config {path}: there is no option {name!r}{did_you_mean(name, names)}")
+        if name not in options:
+            raise InvalidValue(f"--config {path}: there is no option {name!r}{did_you_mean(name, options)}")
         if isinstance(found[name], dict):
             raise InvalidValue(f"--config {path}: {name!r} must be a value or a list, not a table")
-    ctx.default_map = {str(names[name]): value for name, value in found.items()}
+        if getattr(options[name], "multiple", False) and not isinstance(found[name], list):
+            found[name] = [found[name]]
+        of_texts = options[name].type.name not in (number.__name__, whole.__name__, "boolean")
+        each = found[name] if isinstance(found[name], list) else [found[name]]
+        if of_texts and not all(isinstance(one, str) for one in each):
+            raise InvalidValue(f"--config {path}: {name!r} must be a text, got {found[name]!r}")
+    ctx.default_map = {str(options[name].name): value for name, value in found.items()}
     return path
 
 
@@ -165,6 +177,14 @@ Bounds = Annotated[
         metavar="NAME=LOW:HIGH",
         help="Instead of --schema: bounds of a column. NAME=private computes them privately, from the "
         "budget. Repeatable.",
+    ),
+]
+DeclaredBounds = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--bounds",
+        metavar="NAME=LOW:HIGH",
+        help="Instead of --schema: declared bounds of a column. Repeatable.",
     ),
 ]
 Values = Annotated[
@@ -230,7 +250,7 @@ def declared(
     elif schema is None and table != table_files.EMBEDDED:
         return None
     else:
-        found = table_files.schema_of(schema or table_files.EMBEDDED, target)
+        found = table_files.schema_of(table_files.EMBEDDED if schema is None else schema, target)
     return found.without(drop or []).with_missing(*table_files.missing(missing or []))
 
 

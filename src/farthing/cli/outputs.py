@@ -1,7 +1,7 @@
 """Name the files of a training, and collect the public facts that it writes into them.
 
-``privacy.json`` has a ``format`` number: `FORMAT` grows when a field changes its meaning or its place, not
-when one is added.
+``privacy.json`` begins with a ``format`` number, as every JSON object of the commands does
+(`farthing.budget.FORMAT`).
 """
 
 import hashlib
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import farthing
-from farthing.budget import Guarantee
+from farthing.budget import FORMAT, Guarantee
 from farthing.cli.job import Estimator, TrainingJob
 from farthing.data.columns import Numeric, Unbounded
 from farthing.data.model_file import Model
@@ -32,7 +32,6 @@ from farthing.report.subject import Declared, Score, Subject
 
 Array = NDArray[np.float64]
 
-FORMAT = 1
 _BESIDE = "embedded in farthing"
 UNCHECKED = (
     "the schema names nobody who checked it. If a bound or a value in it was read from the records, the "

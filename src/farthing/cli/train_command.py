@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farthing import validate
-from farthing.budget import Adjacency
+from farthing.budget import FORMAT, Adjacency
 from farthing.cli.ledger_output import aligned, open_journal, rehearsed_lines, trained_lines
 from farthing.cli.options import (
     INTERRUPTED,
@@ -389,7 +389,7 @@ def predict(
 
     trained = outputs.loaded(model)
     if out is not None:
-        model_file.check_writable(out, force, kept=[table, model])
+        model_file.check_writable(out, force, kept=[table, model, model / "model.npz"])
     if proba or threshold is not None:
         trained.refuse(threshold)
     found = list(
@@ -428,9 +428,8 @@ def _as_fields(target: str, names: list[str], rows: list[tuple[Any, ...]]) -> di
     """Return predictions, and the facts beside them, as one object."""
     columns: list[Any] = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in names]
     beside = {name: column for name, column in zip(names, columns, strict=True) if name != target}
-    return {"target": target, "predictions": columns[names.index(target)]} | (
-        {"columns": beside} if beside else {}
-    )
+    told = {"format": FORMAT, "target": target, "predictions": columns[names.index(target)]}
+    return told | ({"columns": beside} if beside else {})
 
 
 def _as_csv(names: list[str], rows: list[tuple[Any, ...]]) -> str:

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | Non
     job = replace(job, ledger=job.ledger or own)
     assert job.ledger is not None
     for path in files.values():
-        check_writable(path, job.force, kept=(job.table, job.test, job.ledger))
+        check_writable(path, job.force, kept=(job.table, job.schema_file, job.test, job.ledger))
     if not Journal.exists(job.ledger):
         # force: a file may be left of a ledger that a full disk did not let begin
         check_writable(job.ledger, force=True, option="--out" if asked.ledger is None else "--ledger")
@@ -79,12 +80,14 @@ def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | Non
         estimator, method, recorder, settings = _prepared(job)
     test = table_files.held_out(job.test, job.table, job.schema, job.csv)
     with ExitStack() as resources:
+        _refuse_another(asked, own)
         ledger = resources.enter_context(_existing(job))
         _refuse_undivided(asked, method, ledger)
         recorder.watch = _first_step_only
         _rehearse(job, estimator, method, len(X), ledger, people)
         log.info("%s is rehearsed on made-up rows: its budget and its settings are in order", job.method)
         if ledger is None:
+            _refuse_another(asked, own)
             if asked.ledger is None:
                 own.parent.mkdir(exist_ok=True)
             ledger = resources.enter_context(_created(job, _filter(asked, method), people))
@@ -143,6 +146,12 @@ def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | Non
         write(files["report"], report.encode())
         log.info("%s is written", files["report"])
     return told
+
+
+def _refuse_another(asked: TrainingJob, own: Path) -> None:
+    """Refuse a ledger of its own that was not there before: another training would pay from the same one."""
+    if asked.ledger is None and Journal.exists(own):
+        raise InvalidValue(f"another training has begun {str(own)!r} meanwhile: choose another --out")
 
 
 def rehearse(job: TrainingJob, records: int) -> dict[str, Any]:

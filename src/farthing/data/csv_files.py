@@ -22,7 +22,7 @@ from farthing import validate
 from farthing.data import csv_cells, packed_files
 from farthing.data.csv_cells import CsvCells
 from farthing.errors import InvalidValue
-from farthing.validate import did_you_mean
+from farthing.validate import did_you_mean, repeated
 
 _BLOCK = 2**13  # rows held as text at a time
 _BYTES = 2**19  # bytes that a kernel is given at a time
@@ -138,7 +138,7 @@ class Csv:
         """Return the names of all columns; refuse a file without ``column``, which may have no header."""
         with self._opened(path) as opened:
             names = _first(path, opened)
-            _places(path, names, [] if column is None else [column], opened.delimiter)
+            _places(path, names, [] if column is None else [column], opened.delimiter, self.header_line)
         return names
 
     def count(self, path: str, names: Iterable[str]) -> int:
@@ -150,7 +150,8 @@ class Csv:
         wanted = list(names)
         with self._opened(path) as opened:
             first = _first(path, opened)
-            table = _Table(path, len(first), _places(path, first, wanted, opened.delimiter))
+            places = _places(path, first, wanted, opened.delimiter, self.header_line)
+            table = _Table(path, len(first), places)
             if not (opened.utf8 and opened.lines.plain and opened.delimiter != " "):
                 yield from self._blocks(table, opened.rows, opened.share)
                 return
@@ -285,21 +286,23 @@ def _sniffed(line: str) -> str:
     return max(DELIMITERS, key=bare.count)
 
 
-def _places(path: str, header: list[str], names: Iterable[str], delimiter: str) -> dict[str, int]:
+def _places(path: str, header: list[str], names: Iterable[str], delimiter: str, line: int) -> dict[str, int]:
     """Return the positions of the named columns; refuse all that are not there once, together."""
     wanted = list(names)
-    is_header = any(name in header for name in wanted)  # and no record
+    places, twice = {name: place for place, name in enumerate(header)}, {*repeated(header)}
+    is_header = any(name in places for name in wanted)  # and no record
     wrong = []
     for name in wanted:
-        if header.count(name) > 1:
+        if name in twice:
             wrong.append(f"two columns {name!r}")
-        elif name not in header:
+        elif name not in places:
             wrong.append(f"no column {name!r}" + (did_you_mean(name, header) if is_header else ""))
     if wrong:
         between = DELIMITERS.get(delimiter, repr(delimiter))
         more = f" and {len(wrong) - _SAID} more like this" if len(wrong) > _SAID else ""
+        where = "first line" if line == 1 else f"line {line}"
         raise InvalidValue(
-            f"{path!r} has {', '.join(wrong[:_SAID])}{more}: its first line must name each column once, "
+            f"{path!r} has {', '.join(wrong[:_SAID])}{more}: its {where} must name each column once, "
             f"between {between}"
         )
-    return {name: header.index(name) for name in wanted}
+    return {name: places[name] for name in wanted}

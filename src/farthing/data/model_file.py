@@ -19,6 +19,7 @@ from farthing.data.columns import Categorical, Numeric
 from farthing.data.csv_files import Csv
 from farthing.data.schema import Schema
 from farthing.errors import FarthingError, InvalidValue, Unsupported
+from farthing.ledger.journal_head import foreign, never_begun
 
 Array = NDArray[np.float64]
 
@@ -159,18 +160,28 @@ def check_writable(
 ) -> None:
     """Refuse an unwritable file before anything is charged, rather than when there is a result to write.
 
-    Files that are ``kept`` (a table, a ledger) are never replaced, even by force.
+    Files that are ``kept`` (a table, a model), and the two of any ledger, are never replaced, even by force.
     """
     try:
         if path.is_dir() or (path.exists() and not force):
             instead = "is a folder" if path.is_dir() else "exists already; --force replaces it"
             raise InvalidValue(f"{option} must be new: {str(path)!r} {instead}")
         if os.path.realpath(path) in [os.path.realpath(file) for file in kept if file is not None]:
-            raise InvalidValue(f"{option} must be new: {str(path)!r} is the table, the schema or the ledger")
+            raise InvalidValue(f"{option} must be new: {str(path)!r} is read by this command")
+        if path.is_file() and _of_a_ledger(path):
+            raise InvalidValue(
+                f"{option} must be new: {str(path)!r} belongs to a ledger, and is never replaced"
+            )
         with tempfile.TemporaryFile(dir=path.parent if path.parent.exists() else path.parent.parent):
             pass
     except OSError as error:
         raise InvalidValue(f"{option} must be writable: {_reason(path, error)}") from None
+
+
+def _of_a_ledger(path: Path) -> bool:
+    """Return whether a file is one of the two of a ledger: the only record of what was charged."""
+    place = os.path.realpath(path).removesuffix(".head")
+    return not foreign(place) and not never_begun(place)
 
 
 def write(path: Path, content: bytes) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing.errors import InvalidValue, Unsupported
-from farthing.validate import did_you_mean
+from farthing.validate import did_you_mean, repeated
 
 _BLOCK = 2**13  # rows held at a time
 _BUFFER = 2**20  # bytes of a column that are read at a time
@@ -84,10 +84,11 @@ def _opened(path: str) -> Iterator[Any]:
 
 def _places(path: str, header: list[str], names: Iterable[str]) -> None:
     """Refuse all names that are not there once, together. The names stand apart from the records."""
+    there, twice = {*header}, {*repeated(header)}
     wrong = [
-        f"two columns {name!r}" if name in header else f"no column {name!r}{did_you_mean(name, header)}"
+        f"two columns {name!r}" if name in there else f"no column {name!r}{did_you_mean(name, header)}"
         for name in names
-        if header.count(name) != 1
+        if name in twice or name not in there
     ]
     if wrong:
         raise InvalidValue(f"{path!r} has {', '.join(wrong)}: each column must have a name of its own")

@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 from farthing.data.columns import Categorical, Column, Date, Numeric, Unbounded
 from farthing.errors import InvalidValue
 from farthing.queries import arrays
-from farthing.validate import did_you_mean
+from farthing.validate import did_you_mean, repeated
 
 __all__ = [
     "CHECKED",
@@ -91,8 +91,13 @@ class Schema:
         if not isinstance(self.checked_by, str):
             raise InvalidValue(f"{CHECKED!r} of a schema must be a text, got {self.checked_by!r}")
         names = [column.name for column in (*self.columns, self.target)]
-        if len(names) < 2 or len(set(names)) < len(names):
-            raise InvalidValue(f"a schema needs a column, a target and distinct names, got {names!r}")
+        if len(names) < 2:
+            raise InvalidValue(f"a schema needs a column beside its target, got only {names!r}")
+        twice = repeated(names)
+        if twice:
+            raise InvalidValue(
+                f"a schema must describe each column once, got {twice[0]!r} twice in {names!r}"
+            )
         if isinstance(self.target, Date | Unbounded):
             raise InvalidValue(f"the target {self.target.name!r} must have values or bounds of numbers")
         if isinstance(self.target, Categorical) and len(self.target.values) < 2:
@@ -313,10 +318,13 @@ def _described(key: str, found: Any) -> Any:
     needed = next((needed for needed, one in _KINDS.items() if one is kind), frozenset())
     if kind is None or not words - needed <= _OPTIONAL[kind]:
         known = sorted({*_OPTIONAL[Numeric], *_OPTIONAL[Categorical], *_OPTIONAL[Date], *_ALL})
-        meant = "".join(did_you_mean(word, known) for word in sorted(words - {*known}))
+        unknown = "".join(
+            f"; there is no key {word!r}{did_you_mean(word, known)}" for word in sorted(words - {*known})
+        )
+        empty = "" if words else ", all of them empty" if len(found) > 1 else " beside 'name'"
         raise InvalidValue(
             f"{key!r} of a schema must give column {name!r} either 'low' and 'high' or 'values' or 'first' "
-            f"and 'last', got {sorted(words)}{meant}"
+            f"and 'last', got {sorted(words or found.keys() - {'name'})}{empty}{unknown}"
         )
     if kind is not Categorical:
         return kind(**given)

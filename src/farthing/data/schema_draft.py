@@ -23,6 +23,7 @@ from farthing.data import schema as data
 from farthing.data.columns import Numeric
 from farthing.data.csv_files import Csv
 from farthing.errors import InvalidValue
+from farthing.validate import repeated
 
 FEWEST = 5  # records that a listed value has at least
 MOST_VALUES = 100  # a column with more distinct texts, rare ones aside, is free text
@@ -255,7 +256,7 @@ def draft(
         table_files.named(table, name, csv)
     if target in strange:
         raise InvalidValue(f"column {target!r} of {table!r} holds {strange[target]}: it cannot be the target")
-    twice = {name for name in header if header.count(name) > 1} - {*dropped, ""}
+    twice = {*repeated(header)} - {*dropped, ""}
     left = {"", *twice, *dropped, *strange}
     names = [name for name in header if name not in left]
     if target is not None and target not in names:

@@ -22,7 +22,7 @@ from farthing.data.csv_files import DELIMITERS, Csv
 from farthing.data.schema import Schema
 from farthing.data.splitting import People, Split, Spool
 from farthing.errors import InvalidValue
-from farthing.validate import did_you_mean
+from farthing.validate import did_you_mean, repeated
 
 WITHOUT_PRIVACY = "computed on this table itself, without noise: the guarantee does not cover these figures"
 EMBEDDED = "adult"  # a name in place of a file: the data and the schema that come with farthing
@@ -109,7 +109,7 @@ def declared_columns(bounds: Sequence[str], values: Sequence[str]) -> list[Colum
     makers = [partial(_bounded, text) for text in bounds], [partial(_listed, text) for text in values]
     given: list[Column] = data.collected([*makers[0], *makers[1]])
     names = [column.name for column in given]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = repeated(names)
     if twice:
         raise InvalidValue(f"--bounds and --values must declare each column once, got {twice} twice")
     return given
@@ -155,7 +155,7 @@ def missing(texts: Sequence[str]) -> tuple[dict[str, str], bool]:
 def skeleton_of(table: str, target: str, csv: Csv = PLAIN) -> str:
     """Return a schema to fill in, with the names in the table's header."""
     names = named(table, target, csv)
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = repeated(names)
     if twice:
         raise InvalidValue(f"{table!r} has two columns {twice[0]!r}: its header must name each column once")
     return data.skeleton(names, target)
@@ -174,15 +174,15 @@ def named(table: str, column: str | None, csv: Csv = PLAIN) -> list[str]:
     names = header(table, None, csv)
     if is_csv(table) and any(_a_cell(name, len(names)) for name in names):
         raise InvalidValue(
-            f"the first line of {table!r} holds numbers, so it may be a record: write the names of columns "
-            "above it, or say which line holds them (--header)"
+            f"line {csv.header_line} of {table!r} holds numbers, so it may be a record: write the names of "
+            "columns above it, or say which line holds them (--header)"
         )
     if column is not None and column not in names:
         wrong = f"{table!r} has no column {column!r}{did_you_mean(column, names)}"
         if is_csv(table):
             mark = DELIMITERS.get(csv.delimiter_of(table), "other marks")
             wrong += (
-                f" among the {len(names)} between {mark} of its first line: say what separates them "
+                f" among the {len(names)} between {mark} of line {csv.header_line}: say what separates them "
                 "(--delimiter), or which line names them (--header)"
             )
         raise InvalidValue(wrong)

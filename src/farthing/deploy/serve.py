@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from farthing.budget import Budget
+from farthing.budget import FORMAT, Budget
 from farthing.data import model_file
 from farthing.deploy.coordinator import Remote, State
 from farthing.deploy.flower.superlink import SuperLink, needs_flower
@@ -196,6 +196,7 @@ def _written(
     noise = clients.terms(widest).mechanism.noise_multiplier
     really = [asdict(one) for one in holds(plan.job, clients, noise, widest, step.t)]
     report: dict[str, Any] = {
+        "format": FORMAT,
         "run": plan.run,
         "dataset": plan.dataset,
         "method": plan.job.record.name,
@@ -229,9 +230,9 @@ def _told(clients: Remote, place: int) -> dict[str, Any]:
     return {
         "party": status.name,
         "records": int(clients.records[place]),
-        "guarantee": asdict(clients.budgets[place]),
-        "noise": terms.mechanism.noise_multiplier,
-        "clip": terms.bound.clip,
+        "budget": asdict(clients.budgets[place]),
+        "noise_multiplier": terms.mechanism.noise_multiplier,
+        "clip_norm": terms.bound.clip,
         "state": str(status.state),
         "left": status.left,
         "reason": status.reason,
@@ -344,7 +345,7 @@ def lines(report: dict[str, Any]) -> dict[str, Any]:
         "stopped": report["stopped"],
         "model": report["model"],
         "parties": [
-            f"{told['party']}: {told['records']:,} records, {Budget(**told['guarantee'])}, {told['state']}"
+            f"{told['party']}: {told['records']:,} records, {Budget(**told['budget'])}, {told['state']}"
             + (f" ({told['reason']})" if told["reason"] not in ("", told["state"]) else "")
             for told in report["parties"]
         ]

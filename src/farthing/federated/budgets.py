@@ -28,6 +28,8 @@ class Budgets(Sequence[Budget]):
     def of(cls, budgets: Budget | Sequence[Budget], clients: int) -> "Budgets":
         if isinstance(budgets, Budget):
             return cls([budgets], np.zeros(clients, np.int64))
+        if not hasattr(budgets, "__len__"):
+            raise InvalidValue(f"budgets must be ft.Budget(epsilon, delta), or one a client, got {budgets!r}")
         if len(budgets) != clients:
             raise InvalidValue(f"there must be one budget per client, got {len(budgets)} for {clients}")
         known: dict[Budget, int] = {}

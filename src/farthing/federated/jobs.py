@@ -189,17 +189,17 @@ def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
     target = job.schema.target
     if not isinstance(target, Categorical):
         raise InvalidValue(f"federated methods learn labels, and target {target.name!r} is a number")
-    budgets = _budgets(job, method)
     X, y = table_files.read(job.table, job.schema)
     test = table_files.held_out(job.test, job.table, job.schema)
     n = _rows(job, len(X))
+    budgets = _budgets(job, method)  # one a client, of whom there are now as many as records at most
     labels = len(target.values)
     table = Table(X[:n], y[:n].astype(np.float64) if labels == 2 else y[:n])
     loss: losses.Loss = losses.logistic if labels == 2 else losses.multinomial
     problem = Problem(loss, n, job.schema.width, labels if labels > 2 else 0, unit=False)
     told: dict[str, Any] = {
         "method": method.name,
-        "users": job.clients,
+        "clients": job.clients,
         "records": n,
         "features": job.schema.width,
     }
@@ -233,7 +233,9 @@ def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
             "test": {"table": job.test, **measured(probabilities(trained, step.w, test[0]), test[1])},
         }
     features = job.features(clients if method.private else None, problem)
-    said = problem.probabilities(step.w, test[0], clip_norm=told.get("clip", math.inf), features=features)
+    said = problem.probabilities(
+        step.w, test[0], clip_norm=told.get("clip_norm", math.inf), features=features
+    )
     return {**told, "test": {"table": job.test, **measured(said, test[1])}}
 
 
@@ -351,11 +353,11 @@ def _reached(job: Job, clients: Simulated, step: Step, client: int) -> dict[str,
         **asdict(clients.guarantee(client)),
         "trust": str(job.trusted),
         "noise": job.noise,
-        "clip": terms.bound.clip,
-        "sigma": terms.mechanism.noise_multiplier,
+        "clip_norm": terms.bound.clip,
+        "noise_multiplier": terms.mechanism.noise_multiplier,
         "alive": clients.alive,
         "left": _left(clients),
-        "people": budget_groups(clients),
+        "groups": budget_groups(clients),
     }
 
 
@@ -371,7 +373,7 @@ def budget_groups(clients: Simulated) -> list[dict[str, Any]]:
     if kinds.shape[1] > _MOST_KINDS:
         kinds, counts = np.unique(_rounded(each), axis=1, return_counts=True)
     return [
-        {"epsilon": float(epsilon), "users": int(count), "rounds": int(rounds), "done": int(done)}
+        {"epsilon": float(epsilon), "clients": int(count), "rounds": int(rounds), "done": int(done)}
         for (epsilon, rounds, done), count in zip(kinds.T, counts, strict=True)
     ]
 

@@ -388,7 +388,9 @@ def unknown(bounds: Any, width: int) -> NDArray[np.bool_] | None:
         low, high = (np.broadcast_to(np.asarray(end, np.float64), width) for end in bounds)
     except (TypeError, ValueError):
         return None  # the table refuses wrong bounds
-    missing = np.isnan(low) | np.isnan(high)
+    missing = np.isnan(low)
+    if (missing != np.isnan(high)).any():
+        raise InvalidValue(f"bounds must be NaN at both ends of a feature, which buys them, got {bounds!r}")
     return missing if missing.any() else None
 
 

@@ -50,7 +50,16 @@ class Sampler(Protocol):
 
 def event_of(step: Event | HasEvent) -> Event:
     """Return the event itself, or the event of a mechanism on contributions bounded by one."""
-    return step if isinstance(step, Event) else step.unit_event()  # isinstance with a protocol is slow
+    if isinstance(step, Event):
+        return step
+    try:
+        return step.unit_event()
+    except AttributeError:
+        if hasattr(step, "unit_event"):
+            raise
+        raise InvalidValue(
+            f"step must be a mechanism such as ft.Gaussian(1.0), or sampler.amplify(mechanism), got {step!r}"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from farthing.budget import FORMAT
 from farthing.errors import InvalidValue, Unsupported
-from farthing.report.reading import guarantee
+from farthing.report.reading import guarantee, other_format
 from farthing.report.statement import strength, upwards
 from farthing.report.subject import Declared
 from farthing.report.words import number, percent, plain
@@ -36,6 +37,8 @@ def read(folder: Path) -> dict[str, Any]:
         told = None
     if not isinstance(told, dict) or not {"format", "guarantee", "public", "method"} <= told.keys():
         raise InvalidValue(f"{str(path)!r} is not a privacy.json: FOLDER must be one that train wrote")
+    if told["format"] != FORMAT:
+        raise InvalidValue(other_format(repr(str(path)), told["format"]))
     return told
 
 
@@ -44,6 +47,14 @@ _FIGURES = ("accuracy", "guessing", "auc", "rmse", "rmse_of_mean", "standard_err
 
 def card(told: Mapping[str, Any]) -> str:
     """Return the model card of a training, from the object of its ``privacy.json``."""
+    try:
+        return _card(told)
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else f"{error}"[:200]
+        raise InvalidValue(f"this privacy.json is not as train wrote it ({reason})") from None
+
+
+def _card(told: Mapping[str, Any]) -> str:
     said, declared = guarantee(told["guarantee"]), Declared.of(told["public"], told)
     finite = math.isfinite(said.epsilon)
     size = f"({upwards(said.epsilon)}, {said.delta:g})-differential privacy" if finite else "none"

@@ -17,6 +17,7 @@ from farthing.report.pictures import Picture
 from farthing.report.statement import Item, Tone, headline, statement, strength, upwards
 from farthing.report.subject import FederatedRun, Subject
 from farthing.report.words import escape, number, percent, plain
+from farthing.validate import counted
 
 if TYPE_CHECKING:
     from farthing.audit.auditing import Verdict
@@ -45,7 +46,7 @@ _SIGN_OFF = (
     )
     + "</p></section>"
 )
-_SHORT = 12  # rows of a table that is printed in one column
+_SHORT = 12  # rows of pairs that are printed in one column
 _WARNINGS = {Tone.CALM: "", Tone.CARE: "read this", Tone.WEAK: "weak", Tone.ALARM: "no privacy"}
 
 
@@ -148,7 +149,9 @@ def audit_page(verdicts: Sequence[tuple[str, "Verdict"]], laws: Mapping[str, Seq
         for law, said in laws.items()
     ]
     checked = f"<h2>Laws</h2><table><tbody>{''.join(rows)}</tbody></table>" if rows else ""
-    lead = f"{len({name for name, _ in verdicts}):,} methods, {len(verdicts):,} attacks, {len(laws):,} laws"
+    methods = len({name for name, _ in verdicts})
+    sizes = ((methods, "method"), (len(verdicts), "attack"), (len(laws), "law"))
+    lead = ", ".join(counted(size, what) for size, what in sizes if size)
     return _document(
         "farthing audit", lead, _box(tone, strong, text) + attacks + checked, "", void=False, over="Audit"
     )
@@ -318,7 +321,8 @@ def _numbers(picture: Picture) -> str:
     """Return a picture's numbers as a table, for readers who cannot see it or want to check it."""
     if not picture.rows:
         return ""
-    kind = "scroll long" if len(picture.rows) > _SHORT else "scroll"
+    narrow = len(picture.heads) == 2  # words, or more columns, would not fit beside themselves
+    kind = "scroll long" if narrow and len(picture.rows) > _SHORT else "scroll"
     heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in picture.heads)
     rows = "".join(f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in row)}</tr>" for row in picture.rows)
     return (
@@ -338,8 +342,8 @@ def _audit(subject: Subject) -> str:
     ]
     said = section(seen, title="Every attack")
     return (
-        "<h2>Audit</h2><details><summary>"
-        f"{len(subject.audit):,} attacks, one by one</summary><div class='scroll'>{said}</div></details>"
+        f"<h2>Audit</h2><details><summary>{counted(len(subject.audit), 'attack')}, one by one</summary>"
+        f"<div class='scroll'>{said}</div></details>"
     )
 
 

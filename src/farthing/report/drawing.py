@@ -317,6 +317,7 @@ thead th{border-top:0;color:var(--soft);font-weight:500}
 code{font:.95em ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflow-wrap:anywhere}
 tr.broken td{color:var(--bad);font-weight:600}
 .audit h2{margin-top:.6rem;font-size:1rem}.audit>h2,.audit>p{margin-left:.8rem;margin-right:.8rem}
+.banner+.scroll{margin-top:1.2rem}
 .audit td:nth-child(8){white-space:nowrap}.audit td:nth-child(3){min-width:14rem}
 .facts,.signoff dl{display:grid;grid-template-columns:15rem minmax(0,1fr);gap:.3rem 1.6rem;margin:1rem 0}
 .facts dt,.signoff dt{color:var(--soft)}.facts dd,.signoff dd{margin:0;overflow-wrap:anywhere}
@@ -333,7 +334,7 @@ figure{padding:.9rem .8rem}svg text{font-size:14px}
 --faint:#eee;--c0:#1f5fbf;--c1:#a34a00;--c2:#0a6e68;--c3:#7a3e9d;--c4:#8c6d00;--c5:#a1286a;--good:#17663c;
 --goodback:#fff;--care:#7a4d00;--careback:#fff;--bad:#a3190f;--badback:#fff}
 @page{margin:16mm 14mm}html{font-size:13px}main,header,footer{max-width:none}
-main,header,footer{padding:0 1px}h2{margin-top:1.6rem;break-after:avoid}h3{break-after:avoid}
+main,header,footer{padding:0 1px}h2{margin-top:1.6rem;break-after:avoid}h3,.lead{break-after:avoid}
 figure,.statement>li,.tile,.banner,.facts>*,tr{break-inside:avoid}summary{break-after:avoid}
 .figures{columns:auto}figure{margin-bottom:.8rem;padding:.6rem .8rem}
 figure{max-width:none;display:flow-root}figure>svg{float:left;width:23rem;margin:0 1.2rem 0 0}

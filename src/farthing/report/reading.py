@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
+from farthing.budget import FORMAT, Adjacency, Budget, Guarantee, Observer, Unit
 from farthing.errors import InvalidValue, LedgerLocked
 from farthing.ledger.books import FLOATS, SEEDED
 from farthing.report.subject import ClientGroup, Declared, FederatedRun, Score
@@ -55,14 +55,23 @@ def read(option: str, file: Path, take: Callable[[dict[str, Any]], T]) -> T:
         found = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
             raise ValueError(f"it holds a {type(found).__name__}")
-        return take(found)
+        if found.get("format", FORMAT) == FORMAT:
+            return take(found)
     except OSError as error:
         raise InvalidValue(f"{option} {str(file)!r} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidValue(f"{option} {str(file)!r} is not a JSON file: it is not UTF-8 text") from None
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else f"{error}"[:200]
         raise InvalidValue(
             f"{option} must be the JSON object that farthing printed, {str(file)!r} is not one ({reason})"
         ) from None
+    raise InvalidValue(other_format(f"{option} {str(file)!r}", found["format"]))
+
+
+def other_format(what: str, found: Any) -> str:
+    """Return why an object of another format, whose fields may mean something else, is refused."""
+    return f"{what} has format {found!r}, but this version of farthing reads format {FORMAT}"
 
 
 def told(said: dict[str, Any]) -> Told:
@@ -110,9 +119,10 @@ def verified(said: dict[str, Any]) -> str:
     low, high = said.get("plan_between") or said.get("spent_between") or (None, None)
     if low is None or high is None:
         return "Hash chain, head and answers are consistent."
+    first, last = f"{low:.5g}", f"{high:.5g}"
     return (
         "Hash chain, head and answers are consistent, and an independent verifier recomputed the cost: ε "
-        f"from {low:.5g} to {high:.5g}."
+        f"{first if first == last else f'between {first} and {last}'}."
     )
 
 
@@ -123,11 +133,11 @@ def federated_run(said: dict[str, Any]) -> tuple[FederatedRun, list[Score]]:
     groups = tuple(
         ClientGroup(
             epsilon=_positive(group["epsilon"]),
-            clients=_count(group["users"]),
+            clients=_count(group["clients"]),
             rounds=_count(group["rounds"]),
             done=_count(group["done"]),
         )
-        for group in said["people"]
+        for group in said["groups"]
     )
     method, clients = str(said["method"]), sum(group.clients for group in groups)
     value, scores = scored(said, f"{method}, {clients:,} clients")

@@ -35,6 +35,7 @@ from farthing.queries.events import (
 )
 from farthing.report.subject import Subject
 from farthing.report.words import exponential, number, percent, plain
+from farthing.validate import counted
 
 if TYPE_CHECKING:
     from farthing.audit.auditing import Verdict
@@ -95,20 +96,20 @@ def upwards(epsilon: float) -> str:
 def band(epsilon: float) -> tuple[Tone, str]:
     """Return how strong an ε is by common practice, and why (Ponomareva et al. 2023)."""
     if epsilon <= 1:
-        return Tone.CALM, "That is strong protection by common practice (ε up to 1; Ponomareva et al. 2023)."
+        return Tone.CALM, "ε up to 1 is strong protection by common practice (Ponomareva et al. 2023)."
     if epsilon <= 10:
-        return Tone.CARE, "That is a usual size in practice (ε from 1 to 10), and not strong."
-    return Tone.WEAK, "That is weak: above ε = 10 the bound hides little."
+        return Tone.CARE, "ε between 1 and 10 is usual in practice, and not strong protection."
+    return Tone.WEAK, "ε above 10 is weak protection: the bound hides little."
 
 
 def strength(said: Guarantee, records: int | None) -> tuple[Tone, str]:
-    """Return how strong a guarantee is and why, by its ε, and by δ times the records where that is large."""
+    """Return how strong a guarantee is and why, by its ε, or by δ times the records where that is large."""
     tone, reason = band(said.epsilon)
     share = said.delta * (records or 0)
     if share < _MUCH:
         return tone, reason
     worse = Tone.WEAK if share >= 1 else max(tone, Tone.CARE, key=list(Tone).index)
-    return worse, f"{reason} {_large(share)}"
+    return worse, _large(share) if tone is Tone.CALM else f"{_large(share)} {reason}"
 
 
 def weaknesses(epsilon: float, delta: float, records: int | None) -> list[str]:
@@ -241,7 +242,6 @@ def _size(subject: Subject) -> Item:
         + f" Somebody who guesses at even odds {question.format(unit=unit)} is right at most "
         f"{percent(guess(said))} of the time, whatever the method."
     ]
-    tone, _ = strength(said, subject.records)
     meaning.append(band(said.epsilon)[1])
     meaning.extend(_personal(subject))
     if said.delta and subject.records:
@@ -256,7 +256,7 @@ def _size(subject: Subject) -> Item:
             "The run was interrupted. The guarantee covers its releases, and the rest of the budget."
         )
     delta = f", δ = {number(said.delta)}" if said.delta else ", δ = 0"
-    return Item(name, f"ε = {epsilon}{delta}", tuple(meaning), tone)
+    return Item(name, f"ε = {epsilon}{delta}", tuple(meaning), strength(said, subject.records)[0])
 
 
 def _personal(subject: Subject) -> Iterator[str]:
@@ -470,7 +470,7 @@ def _audit(subject: Subject) -> Item:
         name,
         "Not refuted",
         (
-            f"{len(own):,} attacks were tried. The strongest shows ε of at least "
+            f"{counted(len(own), 'attack')} tried. The strongest shows ε of at least "
             f"{downwards(most.eps_lower)} where {number(most.claim.epsilon)} is claimed, with "
             f"{percent(most.confidence)} confidence. This is not a proof that the claim is true.",
             _power(own),

@@ -244,7 +244,7 @@ def whitening(
     ridge: float = RIDGE,
     places: bool = True,
 ) -> Whitening:
-    """Asks for the moments of feature maps and makes the map of them.
+    """Ask for the moments of feature maps, and return the map that they make.
 
     ``noise_multiplier`` is each answer's, over the bound 1 of one example. ``records`` is the public number
     of examples (None: that of the features). Without ``places`` only channels are whitened, by two answers:

@@ -551,6 +551,7 @@ def test_a_loss_that_is_already_a_mean_is_refused():
 
 def test_an_optimizer_of_something_else_is_refused():
     refused(InvalidValue, "not trained ones", optimizer=sgd(network()))
+    refused(InvalidValue, "must be one of torch.optim, or several, got 'sgd'", optimizer="sgd")
     model = network()
     refused(InvalidValue, "leaves out 2", model, optimizer=torch.optim.SGD(model[0].parameters(), lr=0.1))
 

@@ -123,7 +123,7 @@ def _made(where: str, kind: Any, given: dict[str, Any]) -> Any:
     known = {item.name for item in fields(kind)}
     unknown = sorted(set(given) - known)
     if unknown:
-        raise InvalidValue(f"{where} has no {unknown[0]!r}; known are {', '.join(sorted(known))}")
+        raise InvalidValue(f"{where} has no entry {unknown[0]!r}; known are {', '.join(sorted(known))}")
     toml_settings.refuse_missing(where, kind, given)
     try:
         return kind(**given)

@@ -282,7 +282,7 @@ def _menu(given: Any) -> tuple[tuple[Draw, float], ...]:
 def _known(where: str, given: dict[str, Any], names: set[str]) -> dict[str, Any]:
     unknown = sorted(set(given) - names)
     if unknown:
-        raise InvalidValue(f"{where} has no {unknown[0]!r}; known are {', '.join(sorted(names))}")
+        raise InvalidValue(f"{where} has no entry {unknown[0]!r}; known are {', '.join(sorted(names))}")
     return dict(given)
 
 

@@ -339,7 +339,7 @@ class GradientBoostingClassifier(_ShapeClassifier):
     >>> y = ((X[:, 0] > 0.5) & (X[:, 1] > 0.5)).astype(int)
     >>> model = ft.GradientBoostingClassifier(1.0, 1e-6, bounds=(0, 1)).fit(X, y)
     >>> bool(model.score(X, y) > 0.9), model.choice_
-    (True, 'boosted: the budget is worth 1184 records, a boosted model needs 250')
+    (True, 'boosted: the budget is worth 1,184 records, a boosted model needs 250')
     """
 
     def __init__(

@@ -247,7 +247,7 @@ def _chosen(schedule: BudgetSchedule, trees: int | None) -> tuple[bool, int, str
         return True, validate.count(trees=trees), "boosted: asked for"
     worth = 1 / schedule.deviation(1.0, ClipNorm(1.0))
     kind = "boosted" if worth >= WORTH else "linear"
-    why = f"{kind}: the budget is worth {worth:.0f} records, a boosted model needs {WORTH:.0f}"
+    why = f"{kind}: the budget is worth {worth:,.0f} records, a boosted model needs {WORTH:.0f}"
     return worth >= WORTH, MANY if worth >= WORTH else 0, why
 
 

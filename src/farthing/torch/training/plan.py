@@ -451,7 +451,10 @@ def promised_on(door: Ledger, kind: BatchKind, bounds: Bounds, plan: Plan) -> tu
 
 
 def refuse_other(optimizers: Sequence[torch.optim.Optimizer], trained: list[nn.Parameter]) -> None:
-    """Refuses optimisers of other parameters than exactly those that get a gradient."""
+    """Refuse optimisers of other parameters than exactly those that get a gradient."""
+    for one in optimizers:
+        if not hasattr(one, "param_groups"):
+            raise InvalidValue(f"optimizer must be one of torch.optim, or several, got {one!r}")
     listed = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
     given = set(listed)
     if len(listed) > len(given):

@@ -167,7 +167,7 @@ class Quantile(AdaptiveClip):
         return ClipCounted(self.clip_norm, min(wanted, _MOST_SHARE))
 
     def learn(self, bound: ClipCounted, released: Tensor, batch_size: float) -> Tensor:
-        """Moves the clip by the released count, and returns the released gradient."""
+        """Move the clip by the released count; return the released gradient."""
         gradient, count = bound.read(released)
         within = count / batch_size + 0.5
         moved = math.log(bound.clip_norm) - self.step * (within - self.quantile)
