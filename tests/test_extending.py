@@ -209,7 +209,7 @@ def commands():
 def test_a_command(capsys):
     app.command(cls=Command)(greet)
     assert main(["greet", "ann", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"name": "ann"}
+    assert json.loads(capsys.readouterr().out) == {"format": 1, "name": "ann"}
     assert main(["greet", "--loud"]) == 2
     assert "farthing: " in capsys.readouterr().err
 

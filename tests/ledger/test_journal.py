@@ -23,7 +23,8 @@ import pytest
 import farthing
 from farthing.errors import BudgetSpent, InvalidValue, LedgerLocked, NotReleased, Unsupported
 from farthing.ledger import journal as module
-from farthing.ledger.journal import Journal, Row
+from farthing.ledger.journal import Journal
+from farthing.ledger.journal_rows import Row, digest_of
 
 HEADER = {"epsilon": 1.0, "delta": 1e-5, "adjacency": "add-remove"}
 SUFFIXES = ("", "-wal", "-shm", ".head")
@@ -470,7 +471,7 @@ def test_a_changed_answer_stops_charges_too(written: Path) -> None:
 def test_a_middle_row_rewritten_with_a_hash_of_its_own_breaks_the_chain(written: Path) -> None:
     seq, time, kind, body, _, previous, _ = sql(written, "SELECT * FROM chain WHERE seq = 1")[0]
     forged = (seq, time, kind, body, "[0.0]", previous)
-    digest = module._digest(*forged)
+    digest = digest_of(*forged)
     sql(written, "UPDATE chain SET state = ?, hash = ? WHERE seq = 1", "[0.0]", digest)
     with pytest.raises(LedgerLocked, match="row 2 does not follow row 1"):
         Journal(written).verify()
@@ -480,7 +481,7 @@ def test_a_row_that_another_process_adds_has_to_follow_the_last_one(path: Path) 
     with Journal(path, {"epsilon": 1.0}) as journal:
         last = charge(journal)
         fields = (last.seq + 1, last.time, "charge", "{}", "[0.0]", "f" * 64)
-        sql(path, "INSERT INTO chain VALUES (?, ?, ?, ?, ?, ?, ?)", *fields, module._digest(*fields))
+        sql(path, "INSERT INTO chain VALUES (?, ?, ?, ?, ?, ?, ?)", *fields, digest_of(*fields))
         with pytest.raises(LedgerLocked, match="does not follow"):
             charge(journal)
 
@@ -911,7 +912,7 @@ def test_a_row_seen_before_that_changes_is_noticed_by_the_next_look(path: Path) 
     with Journal(path, {"epsilon": 1.0}) as journal:
         charge(journal)
         seq, time, kind, body, _, previous, _ = sql(path, "SELECT * FROM chain WHERE seq = 1")[0]
-        digest = module._digest(seq, time, kind, body, "[0.0]", previous)
+        digest = digest_of(seq, time, kind, body, "[0.0]", previous)
         sql(path, "UPDATE chain SET state = ?, hash = ? WHERE seq = 1", "[0.0]", digest)
         with pytest.raises(LedgerLocked, match="seen before"):
             journal.last()
@@ -931,7 +932,7 @@ def test_rows_are_numbered_without_a_gap(path: Path) -> None:
     with Journal(path, {"epsilon": 1.0}) as journal:
         last = charge(journal)
     fields = (last.seq + 5, last.time, "note", "{}", "[1.0]", last.hash)
-    digest = module._digest(*fields)
+    digest = digest_of(*fields)
     sql(path, "INSERT INTO chain VALUES (?, ?, ?, ?, ?, ?, ?)", *fields, digest)
     data = struct.pack(">8sQ32s", b"farthing", last.seq + 5, bytes.fromhex(digest))
     sealed = data + sha256(b"farthing head" + data).digest()[:16]

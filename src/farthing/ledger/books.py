@@ -25,7 +25,8 @@ from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, Totals, 
 from farthing.accounting.menu import FILTERS_BY_NAME, MenuFilter
 from farthing.budget import Budget, Guarantee
 from farthing.errors import BudgetSpent, InvalidValue, PromiseBroken, Unsupported
-from farthing.ledger.journal import Journal, Row
+from farthing.ledger.journal import Journal
+from farthing.ledger.journal_rows import Row
 from farthing.ledger.turns import Memories, TurnsOfCharges
 from farthing.queries.events import ComposedEvent, Event, RepeatedEvent, TurnEvent, decode, encode
 from farthing.queries.query import Query, Receipt

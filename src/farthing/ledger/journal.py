@@ -14,17 +14,15 @@ systems are not reliable.
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import sqlite3
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self, TextIO, TypeAlias
+from typing import Any, Self, TextIO
 
 from farthing.errors import InvalidValue, LedgerLocked, NotReleased, Unsupported
 from farthing.ledger.journal_head import (
@@ -38,6 +36,16 @@ from farthing.ledger.journal_head import (
     never_begun,
     place_of,
     restrict,
+)
+from farthing.ledger.journal_rows import (
+    BEFORE,
+    Record,
+    Row,
+    canonical,
+    digest_of,
+    record_of,
+    row_of,
+    sha256_of,
 )
 
 KINDS = ("promise", "charge", "refund", "release", "close", "note")  # row 0 has kind "open"
@@ -54,51 +62,6 @@ _ROW = _FROM.replace(">=", "=")
 _ANSWERS = "SELECT key, seq, request, released, sha256(value) FROM answers"
 _COPIED = "a copy would spend the same budget again, so give the ledger a file (journal='my.ledger')"
 
-_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode
-
-_Record: TypeAlias = tuple[int, str, str, str, str, str, str]  # a Row as stored: body and state are JSON text
-_BEFORE: _Record = (-1, "", "", "", "", "", "0" * 64)  # the predecessor of row 0
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A row; ``hash`` is the SHA-256 of [previous, seq, time, kind, body, state] as canonical JSON."""
-
-    seq: int
-    time: str
-    kind: str
-    body: dict[str, Any]
-    state: list[float]
-    previous: str
-    hash: str
-
-
-def _row(record: _Record) -> Row:
-    seq, time, kind, body, state, previous, digest = record
-    return Row(seq, time, kind, json.loads(body), json.loads(state), previous, digest)
-
-
-def _digest(seq: int, time: str, kind: str, body: str, state: str, previous: str) -> str:
-    # body and state are hashed as stored, so one changed byte of their text changes the hash
-    return hashlib.sha256(f"{_encode([previous, seq, time, kind])[:-1]},{body},{state}]".encode()).hexdigest()
-
-
-def _sha256(value: object) -> str | None:
-    if isinstance(value, bytes):
-        return hashlib.sha256(value).hexdigest()
-    return None if value is None else "not bytes"
-
-
-def _record(last: _Record, kind: str, body: dict[str, Any], state: Sequence[float]) -> _Record:
-    time = datetime.now(UTC).isoformat(timespec="microseconds")
-    try:
-        texts = _encode(dict(body)), _encode([float(total) for total in state])
-    except (TypeError, ValueError) as error:
-        given = f"{body!r} and {state!r}"
-        raise InvalidValue(f"body and state must be finite JSON values, got {given}: {error}") from None
-    fields = (last[0] + 1, time, kind, *texts, last[6])
-    return *fields, _digest(*fields)
-
 
 class Journal:
     """An append-only record in a SQLite file, or in memory when ``path`` is None.
@@ -112,7 +75,7 @@ class Journal:
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._head: Head | None = None
-        self._last = _BEFORE  # the newest row that was checked
+        self._last = BEFORE  # the newest row that was checked
         self._notes, self._searched = list[str](), 0  # of rows below this number
         self._verified = self._closed = False
         self._pid = os.getpid()
@@ -124,13 +87,13 @@ class Journal:
             raise InvalidValue(f"{self.path!r} is another kind of file: give a journal or a new file")
         elif header is None and not self.exists(self.path):
             raise InvalidValue(f"there is no journal at {self.path!r}; pass a header to create one")
-        first = None if header is None else _record(_BEFORE, "open", header, [])
+        first = None if header is None else record_of(BEFORE, "open", header, [])
         with _forking:
             _alive.add(self)
         with self._lock:
             self._connect(first)
-            self._first: _Record = self._fetch(_ROW, 0)[0]
-        if first is not None and (here := _row(first).body) != (there := self.header):
+            self._first: Record = self._fetch(_ROW, 0)[0]
+        if first is not None and (here := row_of(first).body) != (there := self.header):
             self.close()
             pairs = {k: (here.get(k, "absent"), there.get(k, "absent")) for k in here | there}
             text = ", ".join(f"{k} is {a!r} here and {b!r} there" for k, (a, b) in pairs.items() if a != b)
@@ -149,7 +112,7 @@ class Journal:
     @property
     def header(self) -> dict[str, Any]:
         """The body of row 0."""
-        return _row(self._first).body
+        return row_of(self._first).body
 
     # --- writing
 
@@ -173,15 +136,15 @@ class Journal:
         if (key is None) != (request is None):
             raise InvalidValue(f"key and request must be given together, got {key!r} and {request!r}")
 
-        def fill(last: _Record) -> _Record:
+        def fill(last: Record) -> Record:
             if key is not None and request is not None and self.find_answer(key, request) is not None:
                 raise InvalidValue(f"key {key!r} was answered before: read it with find_answer")
-            body, state = decide(_row(last))
+            body, state = decide(row_of(last))
             if "answer" in body:
                 raise InvalidValue(f"body must leave the name 'answer' to keyed rows, got {body!r}")
             if key is None:
-                return self._insert(_record(last, kind, body, state))
-            record = _record(last, kind, {**body, "answer": {"key": key, "request": request}}, state)
+                return self._insert(record_of(last, kind, body, state))
+            record = record_of(last, kind, {**body, "answer": {"key": key, "request": request}}, state)
             self._fetch("INSERT INTO answers VALUES (?, ?, ?, NULL, NULL)", key, request, record[0])
             return self._insert(record)
 
@@ -192,22 +155,22 @@ class Journal:
         if not isinstance(value, bytes):
             raise InvalidValue(f"value must be bytes, got {type(value).__name__}")
 
-        def fill(last: _Record) -> _Record:
+        def fill(last: Record) -> Record:
             found = self._fetch("SELECT request FROM answers WHERE key = ? AND released IS NULL", key)
             if not found:
                 raise InvalidValue(f"key must be charged and not yet answered, got {key!r}")
-            answer = {"key": key, "request": found[0][0], "sha256": _sha256(value)}
-            record = _record(last, "release", {"answer": answer}, json.loads(last[4]))
+            answer = {"key": key, "request": found[0][0], "sha256": sha256_of(value)}
+            record = record_of(last, "release", {"answer": answer}, json.loads(last[4]))
             self._fetch("UPDATE answers SET released = ?, value = ? WHERE key = ?", record[0], value, key)
             return self._insert(record)
 
         return self._write(fill)
 
-    def _insert(self, record: _Record) -> _Record:
+    def _insert(self, record: Record) -> Record:
         self._fetch("INSERT INTO chain VALUES (?, ?, ?, ?, ?, ?, ?)", *record)
         return record
 
-    def _write(self, fill: Callable[[_Record], _Record]) -> Row:
+    def _write(self, fill: Callable[[Record], Record]) -> Row:
         with self._lock:
             connection = self._connect()
             if connection.in_transaction:
@@ -233,13 +196,13 @@ class Journal:
                 if isinstance(error, LedgerLocked):
                     self._disconnect(verified=False)
                 raise
-        return _row(record)
+        return row_of(record)
 
     # --- reading
 
     def rows(self, start: int = 0) -> Iterator[Row]:
         """Return the rows from number ``start`` on, each checked against its hash."""
-        page: list[_Record] | None = None
+        page: list[Record] | None = None
         while page is None or len(page) == _PAGE:
             with self._lock:
                 self._connect()
@@ -260,7 +223,7 @@ class Journal:
         """Return the newest row of any process."""
         with self._lock:
             self._connect()
-            return _row(self._catch_up())
+            return row_of(self._catch_up())
 
     def find_answer(self, key: str, request: str) -> bytes | None:
         """Return the answer stored under ``key``; None if the key was never charged.
@@ -279,7 +242,7 @@ class Journal:
             if released is None:
                 text = f"key {key!r} was charged in row {seq} and its answer never stored"
                 raise NotReleased(f"{text}: use a new key, as no second answer is drawn")
-            answer = {"key": key, "request": request, "sha256": _sha256(value)}
+            answer = {"key": key, "request": request, "sha256": sha256_of(value)}
             if answer not in [self._check(row).body.get("answer") for row in self._fetch(_ROW, released)]:
                 raise self._damaged(f"the answer stored under key {key!r} is not the one that was released")
             return bytes(value)
@@ -289,12 +252,12 @@ class Journal:
         with self._lock:
             self._verified = False
             self._connect()
-            return _row(self._last)
+            return row_of(self._last)
 
     def export(self, file: TextIO) -> None:
         """Write each row as one line of JSON."""
         for row in self.rows():
-            file.write(_encode(asdict(row)) + "\n")
+            file.write(canonical(asdict(row)) + "\n")
 
     def _fetch(self, sql: str, *values: object) -> list[Any]:
         if self._connection is None:
@@ -310,10 +273,10 @@ class Journal:
         self._verified = False  # locked until the whole chain is verified
         return LedgerLocked(f"journal {self.path}: {what}. {DAMAGED}")
 
-    def _check(self, record: _Record, before: _Record | None = None) -> Row:
+    def _check(self, record: Record, before: Record | None = None) -> Row:
         """Return the row if its hash is right and it follows ``before`` (if given), or raise."""
         try:
-            row = _row(record) if _digest(*record[:6]) == record[6] else None
+            row = row_of(record) if digest_of(*record[:6]) == record[6] else None
         except (TypeError, ValueError):
             row = None
         if row is None:
@@ -322,7 +285,7 @@ class Journal:
             raise self._damaged(f"row {row.seq} does not follow row {before[0]}: rows are missing")
         return row
 
-    def _catch_up(self) -> _Record:
+    def _catch_up(self) -> Record:
         """Return the newest row after checking the rows that other processes added since the last call."""
         seen, *new = self._fetch(_FROM, self._last[0]) or [None]
         if seen != self._last:
@@ -332,7 +295,7 @@ class Journal:
             self._last = record
         return self._last
 
-    def _check_head(self, slots: list[tuple[int, str] | None], last: _Record) -> None:
+    def _check_head(self, slots: list[tuple[int, str] | None], last: Record) -> None:
         if self._head is not None and last[0] > 0 and not any(slots):
             raise self._damaged(f"its head {self._head.path} is missing or damaged")
         for slot in filter(None, slots):
@@ -341,7 +304,7 @@ class Journal:
 
     def _check_all(self, connection: sqlite3.Connection) -> None:
         slots = self._head.slots() if self._head is not None else []  # read first: only rows may be ahead
-        before = _BEFORE
+        before = BEFORE
         answers: dict[str, tuple[object, ...]] = {}
         nested = connection.in_transaction
         if not nested:
@@ -367,7 +330,7 @@ class Journal:
 
     # --- files
 
-    def _connect(self, first: _Record | None = None) -> sqlite3.Connection:
+    def _connect(self, first: Record | None = None) -> sqlite3.Connection:
         """Return a verified connection, reopened after a fork, a failure or a change of files."""
         if self._closed:
             raise InvalidValue("this journal is closed: open it again by its path")
@@ -387,7 +350,7 @@ class Journal:
             raise
         return connection
 
-    def _open(self, first: _Record | None) -> sqlite3.Connection:
+    def _open(self, first: Record | None) -> sqlite3.Connection:
         place = ":memory:"
         if self.path is not None:
             self._head = Head(self.path + ".head", create=first is not None)
@@ -398,7 +361,7 @@ class Journal:
                 place, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
             self._connection = connection
-            connection.create_function("sha256", 1, _sha256, deterministic=True)
+            connection.create_function("sha256", 1, sha256_of, deterministic=True)
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
             seen = self._head is not None and any(self._head.slots())
             if not tables and (first is None or seen):
@@ -412,7 +375,7 @@ class Journal:
         self._files = identity(self.path)
         return connection
 
-    def _create(self, first: _Record) -> None:
+    def _create(self, first: Record) -> None:
         for statement in ("BEGIN IMMEDIATE", *_SCHEMA):
             self._fetch(statement)
         self._insert(first)

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 from farthing.accounting.filters import Filter
 from farthing.ledger.books import rule_of
-from farthing.ledger.journal import Row
+from farthing.ledger.journal_rows import Row
 from farthing.queries.events import decode
 from farthing.report.subject import priced
 from farthing.report.words import RAISED, escape, number, percent, plain

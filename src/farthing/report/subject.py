@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING
 from farthing.accounting.filters import FILTERS, Filter
 from farthing.budget import Budget, Guarantee
 from farthing.ledger.books import FLOATS, SEEDED, Books, rule_of
-from farthing.ledger.journal import Journal, Row
+from farthing.ledger.journal import Journal
+from farthing.ledger.journal_rows import Row
 from farthing.ledger.ledger import Ledger
 from farthing.queries.events import Event, decode
 from farthing.queries.query import Step

@@ -236,7 +236,7 @@ def test_a_source_that_changed_is_not_imported(installed):
         (("shape = [4]", "shape = [5]"), r"the shape \[5\]"),
         (("classes = 2", "classes = 1"), "from 0 to 0"),
         (("steps = 4", "steps = 0"), r"\[models.small\]: steps"),
-        (("steps = 4", "step = 4"), r"\[models.small\] has no 'step'"),
+        (("steps = 4", "step = 4"), r"\[models.small\] has no entry 'step'"),
         (("rounds = 1000", "rounds = 1000\nwidth = 4"), "width is for tables"),
         (("classes = 2", 'kind = "text"'), "kind must be one of"),
     ],

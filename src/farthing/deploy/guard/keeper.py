@@ -58,7 +58,7 @@ from farthing.errors import (
 from farthing.federated.protocol import ClientAgent
 from farthing.federated.rounds import LocalSteps
 from farthing.federated.terms import Invitation, Terms, Trust
-from farthing.ledger.journal import Row
+from farthing.ledger.journal_rows import Row
 from farthing.ledger.ledger import Ledger
 from farthing.ledger.turns import forfeit
 from farthing.noise.lattice import Stream
