@@ -383,7 +383,15 @@ def test_more_parts_than_roundings_allow_are_added_in_float64(monkeypatch):
     plain = totals.Parts.put
     monkeypatch.setattr(totals.Parts, "put", lambda self, part: (put.append(part), plain(self, part)))
     model = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 3))
-    batch = Examples((torch.randn(40, 5), torch.arange(40) % 3)).take(slice(None))
-    loss = nn.CrossEntropyLoss(reduction="none")
-    Gradient(model, loss, physical_batch_size=10).bounded_sum(batch, None, ClipNorm(0.1))
-    assert len(put) == 3
+    data, loss = (torch.randn(40, 5), torch.arange(40) % 3), nn.CrossEntropyLoss(reduction="none")
+    batch = Examples(data).take(slice(None))
+    for rows, puts in ((20, 0), (10, 1), (5, 2)):
+        put.clear()
+        found = Gradient(model, loss, physical_batch_size=rows).bounded_sum(batch, None, ClipNorm(0.1))
+        assert len(put) == puts  # of 2, 4 and 8 parts: three lie in each sum
+    users = Examples(data, users=np.arange(40) // 2, records_per_user=4).take(slice(None))
+    put.clear()
+    Gradient(model, loss, physical_batch_size=8).bounded_sum(users, None, ClipNorm(0.1))
+    assert len(put) == 3  # parts of two users each are ten
+    expected = Gradient(model, loss).bounded_sum(batch, None, ClipNorm(0.1))
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)

@@ -186,13 +186,13 @@ class Gradient:
         if not self.checked.holds(self.model, self.loss):
             made_up = getattr(batch, "made_up", lambda: next(batch.physical_batches(1)))
             self._checked_publicly(*made_up())  # of which an empty batch has one, too
-        rows = self.most_rows() or len(batch)
-        few = self._huge and len(batch) <= totals.parts_in_place(len(batch)) * rows
+        few, onto = totals.parts_in_place(len(batch)) if self._huge else 0, 0
         for (inputs, targets, weights), context in self._parts(batch):
-            if total is not None and not few:
+            onto = onto + 1 if total is not None and onto + 1 < few else 0
+            if total is not None and not onto:
                 parts.put(total)
             with context, totals.in_place(self._huge):
-                total = self._sum_of(inputs, targets, weights, rule, total, few)
+                total = self._sum_of(inputs, targets, weights, rule, total, onto > 0)
         return self._empty(rule).zero_() if total is None else parts.whole(total)
 
     def _sum_of(
