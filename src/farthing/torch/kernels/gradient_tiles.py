@@ -28,7 +28,6 @@ from torch import Tensor
 
 from farthing.torch.kernels.layer_sums import ConvolutionShape, processors
 
-
 _ROOM = 2**26  # numbers of the shares of a sum that are held at once: a quarter of a gigabyte
 
 
