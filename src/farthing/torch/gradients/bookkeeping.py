@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from farthing import validate
 from farthing.errors import FarthingError, InvalidValue, OutOfMemory, Unsupported
 from farthing.torch.checks import leftovers
-from farthing.torch.checks.independence import Mixed
+from farthing.torch.checks.independence import Mixed, brief
 from farthing.torch.checks.leftovers import Wall
 from farthing.torch.checks.probe import Source, devices, plan_of, refuse_equal
 from farthing.torch.checks.selfcheck import both_passes, refuse_known, verify, verify_again, verify_isolated
@@ -342,6 +342,7 @@ class Gradient:
                 if self.isolation is None:
                     plan = self._verified(source)
                     passes = Passes(self.model, self.loss, self.layout, plan, self.autocast)
+                    self._refuse_failing(passes, source)
                     self._graphs.wanted &= not plan.checkpoints  # they look at states of random numbers
                 else:
                     kept = self._leftovers(self.rows, source)
@@ -378,6 +379,25 @@ class Gradient:
                 whole |= holders
                 continue
             return plan
+
+    def _refuse_failing(self, passes: Passes, source: Source) -> None:
+        """Refuses a model that cannot be followed under mixed precision, with or without what has no rule."""
+        if self.autocast is None:
+            return
+        sketch = Sketch(self.layout.sizes)
+        for passes.plan.mixed in (True, False):
+            try:
+                with torch.random.fork_rng(devices(self.model)):
+                    passes.rows(*source.batch(2), sketch=sketch)
+                return
+            except FarthingError:
+                raise
+            except Exception as error:
+                failed = error
+        raise Unsupported(
+            f"book-keeping cannot follow the model with autocast={self.autocast} ({brief(failed)}): leave "
+            "autocast out"
+        ) from failed
 
     def _leftovers(self, rows: Callable[..., Tensor], source: Source) -> Callable[[], None]:
         """Return a check of what the model or the loss keeps of examples."""
