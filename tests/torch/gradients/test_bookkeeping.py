@@ -403,11 +403,11 @@ class Lanes(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first = nn.utils.parametrizations.weight_norm(nn.Conv1d(2, 4, 3))
+        self.before, self.first = nn.Linear(5, 5), nn.utils.parametrizations.weight_norm(nn.Conv1d(2, 4, 3))
         self.slope, self.last = nn.PReLU(4), nn.Linear(12, 3)
 
     def forward(self, x):
-        return self.last(self.slope(self.first(x)).flatten(1))
+        return self.last(self.slope(self.first(self.before(x))).flatten(1))
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")

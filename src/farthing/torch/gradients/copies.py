@@ -106,7 +106,7 @@ class Copies:
     reshape = view
 
     def expand(self, *sizes: Any) -> Tensor:
-        """Return the copies along a dimension of one that grows to the number of records, or a new first one."""
+        """Return the copies along a dimension of one that grows to the number of records, or a new one."""
         wanted = self._sizes(sizes, "expand")
         if len(self.values) == 1:
             return self.values[0].expand(wanted)
@@ -116,7 +116,7 @@ class Copies:
         )
 
     def repeat(self, *times: Any) -> Tensor:
-        """Return the copies as `expand` does, for a tensor that is to be there as often as there are records."""
+        """Return the copies as `expand` does, of a tensor that is there as often as there are records."""
         wanted = self._sizes(times, "repeat")
         if len(self.values) == 1:
             return self.values[0].repeat(wanted)
