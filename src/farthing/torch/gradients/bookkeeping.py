@@ -491,10 +491,10 @@ class Gradient:
             total[-rule.extra :] += rule.extras(whole, present, clip)
         capturing = total.is_cuda and torch.cuda.is_current_stream_capturing()
         some_bad = own or capturing or not bool(good.all())  # a graph cannot ask: it always looks
+        distinct = {id(factor): clipping.without_denormal(factor) for factor in factors}
         if some_bad:
-            distinct = {id(factor): factor for factor in factors}
-            cleared = {key: torch.where(good, factor, 0.0) for key, factor in distinct.items()}
-            factors = [cleared[id(factor)] for factor in factors]
+            distinct = {key: torch.where(good, factor, 0.0) for key, factor in distinct.items()}
+        factors = [distinct[id(factor)] for factor in factors]
         for n, slot in enumerate(slots):
             term = terms.pop(slot)
             if some_bad:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
 from farthing.noise import native
-from farthing.torch.gradients.clipping import ClipRule
+from farthing.torch.gradients.clipping import ClipRule, without_denormal
 from farthing.torch.gradients.tape import reseed
 from farthing.torch.kernels import totals
 from farthing.torch.kernels.clamping import clamped_rows, clamped_sum
@@ -313,10 +313,11 @@ def _factors(rule: ClipRule, squares: Tensor) -> tuple[Tensor, bool]:
     if kernels is not None:
         found = torch.empty(len(squares), dtype=torch.float32)
         places = squares.data_ptr(), len(squares), clip, gamma, found.data_ptr()
-        return found, bool(kernels["factors"](*places))
+        bad = bool(kernels["factors"](*places))
+        return without_denormal(found), bad
     norms = squares.sqrt()
     good = norms.float().isfinite()
-    return torch.where(good, rule.factors(norms, clip).float(), 0.0), not good.all()
+    return without_denormal(torch.where(good, rule.factors(norms, clip).float(), 0.0)), not good.all()
 
 
 def _weighted(u: Tensor, v: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:

@@ -248,8 +248,12 @@ class Lookup(Term):
         return self.v.norms * math.sqrt(self.positions)
 
     def product(self, factors: Tensor, out: Tensor, some: slice = slice(None)) -> None:
-        """out += Σ factor · gradient: all of the table, or ``some`` rows of it."""
-        values = weighted(self.v.values.float(), factors).flatten(0, 1)
+        """out += Σ factor · gradient: all of the table, or ``some`` rows of it.
+
+        On a CPU norms are exact, so that positions may cancel: what they leave must not be a weight's rounding.
+        """
+        kind = torch.float64 if self.device.type == "cpu" else torch.float32
+        values = weighted(self.v.values.to(kind), factors.to(kind)).flatten(0, 1)
         ids = self.ids.flatten() - (some.start or 0)
         totals.add_rows(ids, values, out.view(-1, self.width))
 
