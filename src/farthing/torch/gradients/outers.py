@@ -250,7 +250,7 @@ class Lookup(Term):
     def product(self, factors: Tensor, out: Tensor, some: slice = slice(None)) -> None:
         """out += Σ factor · gradient: all of the table, or ``some`` rows of it.
 
-        On a CPU norms are exact, so that positions may cancel: what they leave must not be a weight's rounding.
+        On a CPU norms are exact, and positions may cancel: what they leave must not be rounding of weights.
         """
         kind = torch.float64 if self.device.type == "cpu" else torch.float32
         values = weighted(self.v.values.to(kind), factors.to(kind)).flatten(0, 1)
