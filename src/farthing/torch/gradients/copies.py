@@ -25,9 +25,10 @@ _ALONE |= {"sin", "clamp", "clamp_min", "clamp_max", "float", "double", "to", "c
 class Copies:
     """A parameter that a module holds beside other modules, once for each record: its gradients are rows.
 
-    It follows what is elementwise: beside a tensor with more dimensions (or as many, where its first is one)
-    and a row for each record every record gets its own copy. What else is done to it raises `Unmapped`, and
-    the module is then mapped as a whole. The check of the model compares both ways with plain autograd.
+    It follows an expansion to the number of records, and what is elementwise: beside a tensor with more
+    dimensions (or as many, where its first is one) and a row for each record every record gets its own copy.
+    What else is done to it raises `Unmapped`, and the module is then mapped as a whole. The check of the
+    model compares both ways with plain autograd.
     """
 
     def __init__(self, values: Tensor, module: nn.Module) -> None:
