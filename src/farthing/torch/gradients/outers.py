@@ -248,14 +248,10 @@ class Lookup(Term):
         return self.v.norms * math.sqrt(self.positions)
 
     def product(self, factors: Tensor, out: Tensor, some: slice = slice(None)) -> None:
-        """out += Σ factor · gradient: all of the table, or ``some`` rows of it.
-
-        On a CPU norms are exact, and positions may cancel: what they leave must not be rounding of weights.
-        """
-        kind = torch.float64 if self.device.type == "cpu" else torch.float32
-        values = weighted(self.v.values.to(kind), factors.to(kind)).flatten(0, 1)
+        """out += Σ factor · gradient: all of the table, or ``some`` rows of it."""
+        values, each = self.v.values.flatten(0, 1), factors[:, None].expand(-1, self.positions).flatten()
         ids = self.ids.flatten() - (some.start or 0)
-        totals.add_rows(ids, values, out.view(-1, self.width))
+        totals.add_rows(ids, values, out.view(-1, self.width), each)
 
     def only(self, good: Tensor) -> None:
         self.v = Factor((blanked if self.own else where)(good, self.v.values))

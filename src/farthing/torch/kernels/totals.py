@@ -325,18 +325,21 @@ def slabs(height: int, width: int) -> list[slice]:
     return [slice(start, min(start + step, height)) for start in range(0, height, step)]
 
 
-def add_rows(ids: Tensor, values: Tensor, table: Tensor) -> None:
-    """table[id] += value for each id, in float64, rounded once; ids outside of the table are left out.
+def add_rows(ids: Tensor, values: Tensor, table: Tensor, factors: Tensor) -> None:
+    """table[id] += factor · value for each id, in float64, rounded once; others are left out.
+
+    Values may cancel: what they leave must not be the rounding of their products.
 
     >>> table = torch.zeros(2, 1)
-    >>> add_rows(torch.tensor([1, 5, 1]), torch.ones(3, 1), table)
+    >>> add_rows(torch.tensor([1, 5, 1]), torch.ones(3, 1), table, torch.tensor([1.0, 1.0, 0.5]))
     >>> table.tolist()
-    [[0.0], [2.0]]
+    [[0.0], [1.5]]
     """
     for some in slabs(*table.shape):
         part, here = table[some], ids - some.start
         inside = (here >= 0) & (here < len(part))
-        seen = torch.where(inside[:, None], values, 0.0).double()
+        each = torch.where(inside, factors.double(), 0.0)
+        seen = values.to(torch.float64, copy=True).mul_(each[:, None])
         wide = part if part.dtype is torch.float64 else torch.zeros_like(part, dtype=torch.float64)
         wide.index_add_(0, here.clamp(0, len(part) - 1), seen)
         if wide is not part:
