@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from farthing import validate
 from farthing.errors import FarthingError, InvalidValue, OutOfMemory, Unsupported
-from farthing.torch.checks import leftovers
-from farthing.torch.checks.independence import Mixed, brief
+from farthing.torch.checks import leftovers, selfcheck
+from farthing.torch.checks.independence import Mixed
 from farthing.torch.checks.leftovers import Wall
 from farthing.torch.checks.probe import Source, devices, plan_of, refuse_equal
 from farthing.torch.checks.selfcheck import both_passes, refuse_known, verify, verify_again, verify_isolated
@@ -342,7 +342,7 @@ class Gradient:
                 if self.isolation is None:
                     plan = self._verified(source)
                     passes = Passes(self.model, self.loss, self.layout, plan, self.autocast)
-                    self._refuse_failing(passes, source)
+                    selfcheck.settle_autocast(passes, source)
                     self._graphs.wanted &= not plan.checkpoints  # they look at states of random numbers
                 else:
                     kept = self._leftovers(self.rows, source)
@@ -379,25 +379,6 @@ class Gradient:
                 whole |= holders
                 continue
             return plan
-
-    def _refuse_failing(self, passes: Passes, source: Source) -> None:
-        """Refuses a model that cannot be followed under mixed precision, with or without what has no rule."""
-        if self.autocast is None:
-            return
-        sketch = Sketch(self.layout.sizes)
-        for passes.plan.mixed in (True, False):
-            try:
-                with torch.random.fork_rng(devices(self.model)):
-                    passes.rows(*source.batch(2), sketch=sketch)
-                return
-            except FarthingError:
-                raise
-            except Exception as error:
-                failed = error
-        raise Unsupported(
-            f"book-keeping cannot follow the model with autocast={self.autocast} ({brief(failed)}): leave "
-            "autocast out"
-        ) from failed
 
     def _leftovers(self, rows: Callable[..., Tensor], source: Source) -> Callable[[], None]:
         """Return a check of what the model or the loss keeps of examples."""
@@ -491,7 +472,7 @@ class Gradient:
             total[-rule.extra :] += rule.extras(whole, present, clip)
         capturing = total.is_cuda and torch.cuda.is_current_stream_capturing()
         some_bad = own or capturing or not bool(good.all())  # a graph cannot ask: it always looks
-        distinct = {id(factor): clipping.without_denormal(factor) for factor in factors}
+        distinct = {id(factor): totals.without_denormal(factor) for factor in factors}
         if some_bad:
             distinct = {key: torch.where(good, factor, 0.0) for key, factor in distinct.items()}
         factors = [distinct[id(factor)] for factor in factors]

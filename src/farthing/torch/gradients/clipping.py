@@ -33,7 +33,6 @@ _SMALLEST = (
 )  # of clips: 2³⁰ squares below 2⁻¹²⁶, which vanish in float32, add up to 2⁻¹⁰ of its square
 _LEAST, _MOST = 2.0**-90, 2.0**90  # of clips times scales: sums of 2³⁰ neither vanish nor overflow
 _LOST = 2.0**-48  # of a norm: the root of 2³⁰ squares of 2⁻¹²⁶, which vanish in float32
-_NORMAL = 2.0**-126  # the least number of float32 with all its digits
 _PROMISED = 1 + 2.0**-10
 _RAMP = 0.2  # clips on either side, over which a gradient counts less and less as one within the clip
 
@@ -159,17 +158,6 @@ class ClipRule(ABC):
 def shrinking(norms: Tensor, clip: float | Tensor) -> Tensor:
     """Return min(1, clip / norm), the factors of plain clipping; NaN for NaN."""
     return clip / (torch.maximum(norms, clip) if isinstance(clip, Tensor) else norms.clamp_min(clip))
-
-
-def without_denormal(factors: Tensor) -> Tensor:
-    """Return factors, with zeros for those so small that float32 has not all digits of them.
-
-    Those of a gradient of 10³⁰ and a clip of 10⁻¹³, say: rounded to 1.4 · 10⁻⁴⁵ it would be longer than that.
-
-    >>> without_denormal(torch.tensor([1e-45, 1e-30, 0.0, torch.nan])).tolist()
-    [0.0, 1.0000000031710769e-30, 0.0, nan]
-    """
-    return torch.threshold(factors, _NORMAL, 0.0)
 
 
 @dataclass(frozen=True)

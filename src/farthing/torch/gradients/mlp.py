@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
 from farthing.noise import native
-from farthing.torch.gradients.clipping import ClipRule, without_denormal
+from farthing.torch.gradients.clipping import ClipRule
 from farthing.torch.gradients.tape import reseed
 from farthing.torch.kernels import totals
 from farthing.torch.kernels.clamping import clamped_rows, clamped_sum
@@ -314,10 +314,10 @@ def _factors(rule: ClipRule, squares: Tensor) -> tuple[Tensor, bool]:
         found = torch.empty(len(squares), dtype=torch.float32)
         places = squares.data_ptr(), len(squares), clip, gamma, found.data_ptr()
         bad = bool(kernels["factors"](*places))
-        return without_denormal(found), bad
+        return totals.without_denormal(found), bad
     norms = squares.sqrt()
     good = norms.float().isfinite()
-    return without_denormal(torch.where(good, rule.factors(norms, clip).float(), 0.0)), not good.all()
+    return totals.without_denormal(torch.where(good, rule.factors(norms, clip).float(), 0.0)), not good.all()
 
 
 def _weighted(u: Tensor, v: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:

@@ -108,6 +108,7 @@ SLACK = 2.0**-7  # of the clip
 _AFTER = 8  # roundings besides those in a piece: a factor, its product, a tree of pieces or their total
 _FEWEST = 40  # examples in a piece of products that is worth its call
 _FULL_RATE = (8, 0), (9, 0), (10, 0)  # GPUs that multiply float64 about as fast as float32
+_NORMAL = 2.0**-126  # the least number of float32 with all its digits
 _WIDE = 2**23  # numbers of a large matrix that are held in float64 at once
 
 
@@ -323,6 +324,17 @@ def slabs(height: int, width: int) -> list[slice]:
     """
     step = max(1, _WIDE // width)
     return [slice(start, min(start + step, height)) for start in range(0, height, step)]
+
+
+def without_denormal(factors: Tensor) -> Tensor:
+    """Return factors, with zeros for those so small that float32 has not all digits of them.
+
+    Those of a gradient of 10³⁰ and a clip of 10⁻¹³, say: rounded to 1.4 · 10⁻⁴⁵ it would be longer than that.
+
+    >>> without_denormal(torch.tensor([1e-45, 1e-30, 0.0, torch.nan])).tolist()
+    [0.0, 1.0000000031710769e-30, 0.0, nan]
+    """
+    return torch.threshold(factors, _NORMAL, 0.0)
 
 
 def add_rows(ids: Tensor, values: Tensor, table: Tensor, factors: Tensor) -> None:
