@@ -268,6 +268,25 @@ class Token(nn.Module):
         return self.head(self.block(x)[:, 0])
 
 
+class Begins(nn.Module):
+    """Recurrent layers whose first states are learnt, and a learnt word before the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.state = nn.LSTM(4, 3, 2, batch_first=True), nn.Parameter(torch.randn(2, 1, 3))
+        self.cell, self.second = nn.Parameter(torch.randn(2, 1, 3)), nn.GRU(3, 3, batch_first=True)
+        self.word, self.head = nn.Parameter(torch.randn(2, 3)), nn.Linear(3, CLASSES)
+        self.start = nn.Parameter(torch.randn(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = len(x)
+        states = self.state.expand(-1, n, -1).contiguous(), self.cell.repeat(1, n, 1)
+        x = torch.cat([self.start.expand(n, 3)[:, None], x[..., :3]], 1)
+        x = self.first(torch.cat([x, x[..., :1]], 2), states)[0]
+        x = torch.cat([self.word.unsqueeze(0).expand(n, -1, -1), x], 1)
+        return self.head(self.second(x)[0][:, -1])
+
+
 class Scaled(nn.Module):
     """A learnt number without a dimension, beside a layer."""
 
@@ -430,6 +449,7 @@ def _models() -> list[Case]:
         found.append(case(f"perceptron {type(drop).__name__}", make, rows, entropy, classes))
     found += [
         case("vit", Token, shaped(1, 4, 4), entropy, classes),
+        case("learnt states", Begins, shaped(4, 4), entropy, classes),
         case("scalar parameter", Scaled, rows, entropy, classes),
         case("own weight", lambda: Own(WIDTH, CLASSES), rows, entropy, classes),
         case("own scale", lambda: Own(WIDTH), rows, entropy, lambda n: torch.randint(0, WIDTH, (n,))),

@@ -20,6 +20,7 @@ from farthing.queries.samplers import Poisson
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers, plain_sum
 from farthing.torch.gradients.layout import Layout
+from farthing.torch.gradients.tape import Passes
 from farthing.torch.kernels import totals
 from farthing.torch.training.records import Examples
 
@@ -383,7 +384,53 @@ def test_more_parts_than_roundings_allow_are_added_in_float64(monkeypatch):
     plain = totals.Parts.put
     monkeypatch.setattr(totals.Parts, "put", lambda self, part: (put.append(part), plain(self, part)))
     model = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 3))
-    batch = Examples((torch.randn(40, 5), torch.arange(40) % 3)).take(slice(None))
-    loss = nn.CrossEntropyLoss(reduction="none")
-    Gradient(model, loss, physical_batch_size=10).bounded_sum(batch, None, ClipNorm(0.1))
-    assert len(put) == 3
+    data, loss = (torch.randn(40, 5), torch.arange(40) % 3), nn.CrossEntropyLoss(reduction="none")
+    batch = Examples(data).take(slice(None))
+    for rows, puts in ((20, 0), (10, 1), (5, 2)):
+        put.clear()
+        found = Gradient(model, loss, physical_batch_size=rows).bounded_sum(batch, None, ClipNorm(0.1))
+        assert len(put) == puts  # of 2, 4 and 8 parts: three lie in each sum
+    users = Examples(data, users=np.arange(40) // 2, records_per_user=4).take(slice(None))
+    put.clear()
+    Gradient(model, loss, physical_batch_size=8).bounded_sum(users, None, ClipNorm(0.1))
+    assert len(put) == 3  # parts of two users each are ten
+    expected = Gradient(model, loss).bounded_sum(batch, None, ClipNorm(0.1))
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+class Lanes(nn.Module):
+    """Layers without a rule that vmap cannot run in mixed precision: one with a parametrization, a PReLU."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.first = nn.Linear(5, 5), nn.utils.parametrizations.weight_norm(nn.Conv1d(2, 4, 3))
+        self.slope, self.last = nn.PReLU(4), nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.last(self.slope(self.first(self.before(x))).flatten(1))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("memory", ["balanced", "speed"])
+def test_what_vmap_cannot_run_in_mixed_precision_runs_in_full(memory):
+    torch.manual_seed(0)
+    model, loss = Lanes(), nn.CrossEntropyLoss(reduction="none")
+    batch = Examples((torch.randn(6, 2, 5), torch.arange(6) % 3)).take(EVERYBODY)
+    expected = Gradient(model, loss).bounded_sum(batch, None, ClipNorm(0.5))
+    mixed = Gradient(model, loss, autocast=torch.bfloat16, memory=memory)
+    found = mixed.bounded_sum(batch, None, ClipNorm(0.5))
+    assert 0.0 < float((found - expected).norm()) < 0.03 * float(expected.norm())
+
+
+def test_what_cannot_be_followed_in_mixed_precision_is_refused_in_a_sentence(monkeypatch):
+    run = Passes.rows
+
+    def rows(self, *given, **more):
+        if self.autocast is not None:
+            raise RuntimeError("no such kernel")
+        return run(self, *given, **more)
+
+    monkeypatch.setattr(Passes, "rows", rows)
+    gradient = Gradient(nn.Linear(5, 3), nn.CrossEntropyLoss(reduction="none"), autocast=torch.bfloat16)
+    with pytest.raises(Unsupported, match=r"with autocast=torch\.bfloat16 \(RuntimeError: no such kernel\)"):
+        gradient.check(torch.randn(1, 5), torch.zeros(1, dtype=torch.int64))

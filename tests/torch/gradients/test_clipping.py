@@ -159,3 +159,28 @@ def test_the_smallest_clips_hold(route, size):
     batch = Examples((torch.full((1, 4096), size), torch.zeros(1))).take(slice(None))
     clip = 2.0**-43
     assert gradient.bounded_sum(batch, None, ClipNorm(clip)).double().norm() <= clip * (1 + 2**-10)
+
+
+class Rows(torch.nn.Module):
+    """Rows of an embedding, times a number that comes with each record."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(5, 3)
+
+    def forward(self, x):
+        return self.table(x[:, 1:].long()).sum(1) * x[:, :1]
+
+
+@pytest.mark.parametrize("make", [Rows, lambda: torch.nn.Sequential(torch.nn.Linear(4, 3))])
+def test_a_factor_too_small_for_float32_does_not_lengthen_a_gradient(make):
+    torch.manual_seed(0)
+    model = make()
+    gradient = Gradient(model, lambda outputs, _: outputs.sum(1))
+    for huge in (1e18, 1e30, 1e32, 1e36, 1e37, 1e38):
+        x = torch.tensor([[huge, 1.0, 2.0, 3.0]])
+        for clip in (2.0**-43, 1e-12, 1e-8, 1e-6, 3e-6, 1.0):
+            found = gradient.bounded_sum(
+                Examples((x, torch.zeros(1))).take(slice(None)), None, ClipNorm(clip)
+            )
+            assert float(found.double().norm()) <= clip * (1 + 2.0**-9)

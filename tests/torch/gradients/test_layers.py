@@ -545,3 +545,32 @@ def test_what_a_hook_holds_is_let_go_when_it_has_run():
     del held, then
     watched.sum().backward()
     assert gone() is None
+
+
+class Fixed(nn.Module):
+    """A parameter that is expanded to a fixed length, which a batch may have too."""
+
+    def __init__(self, times):
+        super().__init__()
+        self.own, self.out, self.times = nn.Parameter(torch.randn(2, 1, 3)), nn.Linear(5, 3), times
+
+    def forward(self, x):
+        long = self.own.repeat(1, 4, 1) if self.times else self.own.expand(-1, 4, -1)
+        return self.out(x) + (long.sum((0, 1)) + long[0, 3]).tanh()
+
+
+@pytest.mark.parametrize("times", [False, True])
+def test_a_parameter_of_a_fixed_length_is_not_taken_for_one_an_example(times):
+    torch.manual_seed(0)
+    model = Fixed(times)
+    gradient = Gradient(model, losses)
+    gradient.check(torch.randn(4, 5), torch.arange(4) % 3)
+    for examples in (1, 3, 4, 5):
+        x, y = torch.randn(examples, 5), torch.arange(examples) % 3
+        wanted = []
+        for n in range(examples):
+            found = torch.autograd.grad(
+                losses(model(x[n : n + 1]), y[n : n + 1]).sum(), list(model.parameters())
+            )
+            wanted.append(torch.cat([part.flatten() for part in found]))
+        assert torch.allclose(gradient.rows(x, y), torch.stack(wanted), atol=1e-6)

@@ -54,6 +54,22 @@ def test_norms_of_positions_that_cancel_are_never_too_small(positions):
         assert (term.norms().double() / factors >= true * (1 - 2.0**-10)).all()
 
 
+@pytest.mark.parametrize("blocked", [False, True])
+def test_tokens_whose_gradients_cancel_are_not_longer_for_their_weight(blocked):
+    """A token twice, whose second gradient takes back the first: what is left is as small as a rounding."""
+    torch.manual_seed(0)
+    v = 1000 * torch.randn(200, 1, 30)
+    back = -v * (1 + 2.0**-23)
+    term, clip = Lookup(torch.ones(200, 2, dtype=torch.long), Factor(torch.cat([v, back], 1)), 3), 2.0**-20
+    factors = clip / term.norms().clamp_min(clip)
+    for n in range(200):
+        out, one = torch.zeros(90), torch.zeros(200)
+        one[n] = factors[n]
+        with blocks.some_blocks(200) if blocked else nullcontext():
+            term.add(one, out)
+        assert float(out.double().norm()) <= clip * (1 + 2.0**-9)
+
+
 HUGE = 2.0**27
 TAKEN_BACK = torch.tensor([HUGE, 3.0, -HUGE])  # their sum is 3; added in float32 it is 0
 

@@ -15,7 +15,7 @@ from farthing.noise import lattice
 from farthing.noise.lattice import SeededStream
 from farthing.queries import correlated
 from farthing.torch.gradients import convolution, outers
-from farthing.torch.gradients.terms import Factor, Route
+from farthing.torch.gradients.terms import Factor, Route, RowTerms
 from farthing.torch.kernels import gradient_tiles, grams, lattice_noise, layer_sums
 from farthing.torch.kernels import lattice_noise as updates
 from farthing.torch.kernels import noise as noise_pool
@@ -439,6 +439,7 @@ def test_rows_of_convolutions_are_those_of_autograd(channels, filters, records, 
         assert torch.equal(total, rows[n])
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("dtype", list(ERRORS))
 @pytest.mark.parametrize(("positions", "height", "width"), [(2, 5, 3), (65, 20, 40), (130, 3, 140)])
 def test_sums_of_rows_of_linear_layers_are_weighted_and_leave_others_out(positions, height, width, dtype):
@@ -460,6 +461,173 @@ def test_sums_of_rows_of_linear_layers_are_weighted_and_leave_others_out(positio
         assert apart(total, expected) < ERRORS[dtype]
 
 
+def whole_numbers(*shape, most=15):
+    """Numbers whose products and sums are exact in whatever order they are made."""
+    return torch.randint(-most, most + 1, shape, device=DEVICE).float()
+
+
+def made_by_tiles(module, x, delta, examples):
+    """The layer, δ and x as kernels take them, all rows in the order of weights, and their norms."""
+    shape = layer_sums.ConvolutionShape(module, padded=False)
+    layer = gradient_tiles.TileGeometry.convolution(shape, tuple(x.shape[2:]), tuple(delta.shape[2:]))
+    sides = [gradient_tiles.Halves.channels_last(part, examples) for part in (delta, x)]
+    made = torch.empty(examples, layer.size, device=DEVICE)
+    norms = gradient_tiles.measured(*sides, layer, made)
+    taps = layer.columns // layer.channels
+    return layer, sides, made.view(examples, -1, taps, layer.channels).transpose(2, 3).flatten(1), norms
+
+
+@pytest.mark.parametrize("dtype", list(ERRORS))
+@pytest.mark.parametrize(
+    ("module", "sides", "examples", "records"),
+    [
+        (torch.nn.Conv2d(3, 5, 3, padding=2, stride=2, dilation=2), (9, 8), 2, 1),
+        (torch.nn.Conv2d(6, 4, (2, 3), padding=(1, 0), stride=(1, 3), groups=2), (5, 11), 2, 2),
+        (torch.nn.Conv1d(3, 17, 5, padding=4, dilation=3), (23,), 1, 1),
+        (torch.nn.Conv1d(2, 2, 1), (1,), 3, 1),
+        (torch.nn.Conv2d(2, 130, 1, padding=1), (3, 3), 2, 1),  # every window is one position, some outside
+        (torch.nn.Conv2d(33, 2, 3), (3, 3), 1, 3),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_rows_and_sums_of_whole_numbers_are_exact(module, sides, examples, records, dtype):
+    torch.manual_seed(1)
+    module = type(module)(
+        *(module.in_channels, module.out_channels, module.kernel_size, module.stride, module.padding),
+        *(module.dilation, module.groups, False),
+    ).to(DEVICE)
+    x = whole_numbers(examples * records, module.in_channels, *sides)
+    delta = whole_numbers(*module(x).shape)
+    wanted = each_gradient(module, x, delta, records).flatten(1)
+    layer, both, rows, norms = made_by_tiles(module, x.to(dtype), delta.to(dtype), examples)
+    assert torch.equal(rows.double(), wanted)
+    assert torch.allclose(norms.double(), wanted.norm(dim=1), rtol=1e-6)
+    factors, total = whole_numbers(examples), whole_numbers(layer.size)
+    expected = total.double() + factors.double() @ wanted
+    for most in (1, 2):
+        found = total.clone()
+        gradient_tiles.add_sum(*both, layer, factors, most, found)
+        assert torch.equal(found.double(), expected)
+
+
+@pytest.mark.parametrize(("examples", "held"), [(7, 2), (7, 3), (8, 100)])
+def test_shares_of_a_large_batch_are_made_some_at_a_time(examples, held, monkeypatch):
+    u, v = whole_numbers(examples, 3, 5), whole_numbers(examples, 3, 7)
+    layer = gradient_tiles.TileGeometry.linear(5, 7, 3)
+    sides = [gradient_tiles.Halves.of(part, (examples, 1, *part.shape[1:])) for part in (u, v)]
+    shares, run = [], gradient_tiles.add_ordered
+    monkeypatch.setattr(gradient_tiles, "_ROOM", held * layer.size)
+    monkeypatch.setattr(gradient_tiles, "add_ordered", lambda *a: shares.append(len(a[0])) or run(*a))
+    factors, out = whole_numbers(examples), whole_numbers(layer.size)
+    wanted = out.double() + torch.einsum("n,ntp,ntq->pq", factors, u, v).flatten().double()
+    gradient_tiles.add_sum(*sides, layer, factors, 1, out)
+    assert torch.equal(out.double(), wanted)
+    assert max(shares) <= held
+    assert sum(shares) == examples
+
+
+def test_no_examples_add_nothing():
+    layer = gradient_tiles.TileGeometry.linear(5, 7, 3)
+    sides = [
+        gradient_tiles.Halves.of(torch.empty(0, 3, size, device=DEVICE), (0, 1, 3, size)) for size in (5, 7)
+    ]
+    assert gradient_tiles.measured(*sides, layer, None).shape == (0,)
+    out = torch.ones(35, device=DEVICE)
+    gradient_tiles.add_sum(*sides, layer, torch.empty(0, device=DEVICE), 5, out)
+    assert torch.equal(out, torch.ones(35, device=DEVICE))
+    nothing = gradient_tiles.Halves.channels_last(torch.empty(0, 3, 4, 4, device=DEVICE), 0)
+    assert nothing.whole.numel() == 0
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 3.4e38])
+def test_an_example_that_is_not_finite_touches_no_other(bad):
+    torch.manual_seed(2)
+    module = torch.nn.Conv2d(4, 8, 3, padding=1, groups=2, bias=False).to(DEVICE)
+    depthwise = torch.nn.Conv2d(4, 8, 3, padding=1, groups=4, bias=False).to(DEVICE)
+    x, delta = (whole_numbers(3, size, 5, 6) for size in (4, 8))
+    x[1, 2, 3, 4], delta[1, 0, 0, 0] = bad, bad
+    alone = [made_by_tiles(module, x[n : n + 1], delta[n : n + 1], 1) for n in (0, 2)]
+    layer, both, rows, norms = made_by_tiles(module, x, delta, 3)
+    assert norms.isfinite().tolist() == [True, False, True]
+    for n, (_, _, row, norm) in zip((0, 2), alone, strict=True):
+        assert torch.equal(rows[n], row[0])
+        assert torch.equal(norms[n], norm[0])
+    total = torch.zeros(layer.size, device=DEVICE)
+    gradient_tiles.add_sum(*both, layer, torch.tensor([1.0, 0.0, 2.0], device=DEVICE), 9, total)
+    assert torch.equal(total, rows[0] + 2 * rows[2])
+    shape = layer_sums.ConvolutionShape(depthwise, padded=False)
+    found = layer_sums.depthwise(shape, delta, x)
+    for n in (0, 2):
+        assert torch.equal(found[n], layer_sums.depthwise(shape, delta[n : n + 1], x[n : n + 1])[0])
+        for sums in (
+            lambda part: layer_sums.group_sums(x[part], delta[part][:, :4], 2, 1e-5),
+            lambda part: grams.norm_sums(x[part].flatten(2), delta[part][:, :4].flatten(2), 1e-5),
+        ):
+            for whole, one in zip(sums(slice(0, 3)), sums(slice(n, n + 1)), strict=True):
+                assert torch.allclose(whole[n], one[0])  # by another number of shares
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", list(ERRORS))
+def test_what_is_added_is_never_longer_than_what_was_measured(dtype):
+    """Of magnitudes near both ends of float32, and of positions that cancel but for rounding."""
+    torch.manual_seed(3)
+    u, v = (torch.randn(8, 6, size, device=DEVICE) for size in (9, 20))
+    scales = torch.tensor([1e-30, 1e-18, 1e-9, 1.0, 1e9, 1e13, 1e25, 1.0], device=DEVICE)
+    u, v = u * scales[:, None, None], v * torch.where(scales < 1, 1.0, scales.clamp_max(1e3))[:, None, None]
+    u[7, 3:], v[7, 3:] = -u[7, :3], v[7, :3] * (1 + 2.0**-12)
+    u, v = u.to(dtype), v.to(dtype)
+    layer = gradient_tiles.TileGeometry.linear(9, 20, 6)
+    sides = [gradient_tiles.Halves.of(part, (8, 1, *part.shape[1:])) for part in (u, v)]
+    norms = gradient_tiles.measured(*sides, layer, None).double()
+    for n in range(8):
+        factors, total = torch.zeros(8, device=DEVICE), torch.zeros(layer.size, device=DEVICE)
+        factors[n] = 1.0
+        gradient_tiles.add_sum(*sides, layer, factors, 9, total)
+        length = float(total.double().norm())
+        assert length <= norms[n] * (1 + 2.0**-11) + 1e-20 or not norms[n].isfinite()
+        assert norms[n] <= length * (1 + 2.0**-11) or not norms[n].isfinite()
+    assert norms[:6].isfinite().all()
+    assert not norms[6].isfinite()  # a square of it is beyond float32
+
+
+def test_examples_lie_along_the_first_axis_of_every_grid(monkeypatch):
+    """The other two axes of a grid end at 65,535, and a batch may be larger than that."""
+    grids, launch = [], triton.runtime.jit.KernelInterface.__getitem__
+    module = torch.nn.Conv2d(3, 4, 3).to(DEVICE)
+    depthwise = torch.nn.Conv2d(3, 6, 3, groups=3).to(DEVICE)
+
+    def noted(self, grid):
+        grids.append((self.__name__, *grid[1:]))
+        return launch(self, grid)
+
+    def of(examples):
+        grids.clear()
+        x, delta = torch.ones(examples, 3, 5, 5, device=DEVICE), torch.ones(examples, 4, 3, 3, device=DEVICE)
+        layer, both, _, norms = made_by_tiles(module, x, delta, examples)
+        gradient_tiles.add_sum(*both, layer, norms, 1, torch.zeros(layer.size, device=DEVICE))
+        shape = layer_sums.ConvolutionShape(depthwise, padded=False)
+        layer_sums.depthwise(shape, torch.ones(examples, 6, 3, 3, device=DEVICE), x)
+        layer_sums.group_sums(x, x, 1, 1e-5)
+        u, v = factors((examples, 3, 4, 5))
+        for coarse in (False, True):
+            grams.norms(u, v, coarse=coarse)
+        grams.norms(torch.ones(examples, 3, dtype=torch.int64, device=DEVICE), v, coarse=False)
+        grams.blank(u, torch.ones(examples, dtype=torch.bool, device=DEVICE))
+        grams.weighted(u, norms)
+        limit = torch.tensor(0.5, device=DEVICE)
+        layer_sums.clamped_outer(u[:, 0].contiguous(), v[:, 0].contiguous(), limit, 1)
+        layer_sums.clamped_dots(u, v, limit, 1)
+        layer_sums.clamped_rows(u[:, 0].contiguous(), limit, 1)
+        return list(grids)
+
+    monkeypatch.setattr(triton.runtime.jit.KernelInterface, "__getitem__", noted)
+    few = of(2)
+    assert len({name for name, *_ in few}) >= 14
+    assert of(5) == few
+
+
 CONVOLUTIONS = [
     (torch.nn.Conv2d(4, 6, 3, padding=1, stride=2), (9, 8)),
     (torch.nn.Conv1d(4, 6, 3, dilation=2), (11,)),
@@ -467,6 +635,7 @@ CONVOLUTIONS = [
     (torch.nn.Conv2d(4, 6, 3, padding=1, padding_mode="circular"), (5, 5)),
     (torch.nn.Conv2d(4, 6, (1, 2), groups=2), (5, 5)),
     (torch.nn.Conv2d(4, 4, 3, groups=4, padding=1), (5, 5)),
+    (torch.nn.Conv1d(4, 4, 65, groups=4, padding=32), (9,)),
     (torch.nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1), (5, 4)),
 ]
 
@@ -486,6 +655,9 @@ def test_terms_of_convolutions_are_made_by_kernels(module, sides, records, keeps
     term = convolution.windows(*given, 3, True)
     term.keeps = keeps
     term.route = term.routes()[0]
+    assert isinstance(term, RowTerms) == (
+        1 < module.groups == module.in_channels and module.kernel_size[0] < 65
+    )
     assert apart(term.rows(slice(1, 3)), wanted[1:]) < ERRORS[torch.float32]
     assert bool((term.largest() >= 0.9999 * wanted.norm(dim=1)).all())
     assert torch.allclose(term.norms(), wanted.norm(dim=1), rtol=ERRORS[torch.float32])

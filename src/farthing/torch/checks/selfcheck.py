@@ -39,7 +39,7 @@ from farthing.torch.checks.leftovers import Wall, refuse_changes, values
 from farthing.torch.checks.probe import Range, Ranges, Source, calm, close, devices, form_of
 from farthing.torch.gradients.isolation import Isolation
 from farthing.torch.gradients.layout import Sketch, real
-from farthing.torch.gradients.tape import Loss, call, mapped, one
+from farthing.torch.gradients.tape import Loss, Passes, call, mapped, one
 
 T = TypeVar("T")
 
@@ -130,6 +130,25 @@ def _refuse_failing(company: Company, autocast: torch.dtype) -> None:
             f"the model runs in full precision, and not with autocast={autocast} ({brief(error)}): leave "
             "autocast out, or use torch.bfloat16"
         ) from error
+
+
+def settle_autocast(passes: Passes, source: Source) -> None:
+    """Refuses a model that cannot be followed under mixed precision, with or without what has no rule."""
+    if passes.autocast is None:
+        return
+    for passes.plan.mixed in (True, False):
+        try:
+            with torch.random.fork_rng(devices(passes.model)):
+                passes.rows(*source.batch(2), sketch=Sketch(passes.layout.sizes))
+            return
+        except FarthingError:
+            raise
+        except Exception as error:
+            failed = error
+    raise Unsupported(
+        f"book-keeping cannot follow the model with autocast={passes.autocast} ({brief(failed)}): leave "
+        "autocast out"
+    ) from failed
 
 
 def both_passes(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from farthing import validate
 from farthing.errors import FarthingError, InvalidValue, OutOfMemory, Unsupported
-from farthing.torch.checks import leftovers
+from farthing.torch.checks import leftovers, selfcheck
 from farthing.torch.checks.independence import Mixed
 from farthing.torch.checks.leftovers import Wall
 from farthing.torch.checks.probe import Source, devices, plan_of, refuse_equal
@@ -186,13 +186,13 @@ class Gradient:
         if not self.checked.holds(self.model, self.loss):
             made_up = getattr(batch, "made_up", lambda: next(batch.physical_batches(1)))
             self._checked_publicly(*made_up())  # of which an empty batch has one, too
-        rows = self.most_rows() or len(batch)
-        few = self._huge and len(batch) <= totals.parts_in_place(len(batch)) * rows
+        few, onto = totals.parts_in_place(len(batch)) if self._huge else 0, 0
         for (inputs, targets, weights), context in self._parts(batch):
-            if total is not None and not few:
+            onto = onto + 1 if total is not None and onto + 1 < few else 0
+            if total is not None and not onto:
                 parts.put(total)
             with context, totals.in_place(self._huge):
-                total = self._sum_of(inputs, targets, weights, rule, total, few)
+                total = self._sum_of(inputs, targets, weights, rule, total, onto > 0)
         return self._empty(rule).zero_() if total is None else parts.whole(total)
 
     def _sum_of(
@@ -342,6 +342,7 @@ class Gradient:
                 if self.isolation is None:
                     plan = self._verified(source)
                     passes = Passes(self.model, self.loss, self.layout, plan, self.autocast)
+                    selfcheck.settle_autocast(passes, source)
                     self._graphs.wanted &= not plan.checkpoints  # they look at states of random numbers
                 else:
                     kept = self._leftovers(self.rows, source)
@@ -471,10 +472,10 @@ class Gradient:
             total[-rule.extra :] += rule.extras(whole, present, clip)
         capturing = total.is_cuda and torch.cuda.is_current_stream_capturing()
         some_bad = own or capturing or not bool(good.all())  # a graph cannot ask: it always looks
+        distinct = {id(factor): totals.without_denormal(factor) for factor in factors}
         if some_bad:
-            distinct = {id(factor): factor for factor in factors}
-            cleared = {key: torch.where(good, factor, 0.0) for key, factor in distinct.items()}
-            factors = [cleared[id(factor)] for factor in factors]
+            distinct = {key: torch.where(good, factor, 0.0) for key, factor in distinct.items()}
+        factors = [distinct[id(factor)] for factor in factors]
         for n, slot in enumerate(slots):
             term = terms.pop(slot)
             if some_bad:

@@ -17,6 +17,7 @@ from farthing.torch.kernels.totals import exact
 
 _POSITIONS = 64  # of a gradient that is rather made twice than kept
 _LARGER = 4  # times as large as what it is made of
+_TAPS = 64  # in a line, up to which a GPU's kernel for depthwise convolutions is compiled within seconds
 _FILTERS = 8  # of a group, at least, for which lanes of a processor are not mostly empty
 
 
@@ -258,7 +259,7 @@ def windows(module: Any, delta: Tensor, x: Tensor, examples: int, factored: bool
         x, delta = x.float(), delta.float()
     if factored and fused(x.device) and x.ndim <= 4:
         x = x if _by_zeros(module) else padded(module, x)
-        if not 1 < module.groups == module.in_channels:
+        if not 1 < module.groups == module.in_channels or module.kernel_size[-1] > _TAPS:
             return Tiles.convolution(module, delta, x, examples, not _by_zeros(module))
         from farthing.torch.kernels import layer_sums
 

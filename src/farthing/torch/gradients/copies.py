@@ -25,9 +25,10 @@ _ALONE |= {"sin", "clamp", "clamp_min", "clamp_max", "float", "double", "to", "c
 class Copies:
     """A parameter that a module holds beside other modules, once for each record: its gradients are rows.
 
-    It follows what is elementwise: beside a tensor with more dimensions (or as many, where its first is one)
-    and a row for each record every record gets its own copy. What else is done to it raises `Unmapped`, and
-    the module is then mapped as a whole. The check of the model compares both ways with plain autograd.
+    It follows an expansion to the number of records, and what is elementwise: beside a tensor with more
+    dimensions (or as many, where its first is one) and a row for each record every record gets its own copy.
+    What else is done to it raises `Unmapped`, and the module is then mapped as a whole. The check of the
+    model compares both ways with plain autograd.
     """
 
     def __init__(self, values: Tensor, module: nn.Module) -> None:
@@ -104,6 +105,40 @@ class Copies:
         return Copies(self.values.reshape(len(self.values), *sizes), self.module)
 
     reshape = view
+
+    def expand(self, *sizes: Any) -> Tensor:
+        """Return the copies along a dimension of one that grows to the number of records, or a new one."""
+        wanted = self._sizes(sizes, "expand")
+        if len(self.values) == 1:
+            return self.values[0].expand(wanted)
+        own = (1,) * (len(wanted) - self.ndim) + tuple(self.shape)
+        return self._along(
+            len(wanted), [d for d, size in enumerate(wanted) if size not in (-1, own[d])], wanted
+        )
+
+    def repeat(self, *times: Any) -> Tensor:
+        """Return the copies as `expand` does, of a tensor that is there as often as there are records."""
+        wanted = self._sizes(times, "repeat")
+        if len(self.values) == 1:
+            return self.values[0].repeat(wanted)
+        return self._along(len(wanted), [d for d, count in enumerate(wanted) if count != 1], wanted)
+
+    def _sizes(self, sizes: Any, what: str) -> tuple[int, ...]:
+        """Return the sizes of the dimensions that there are, and of one more at most."""
+        given = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], list | tuple) else tuple(sizes)
+        if not all(isinstance(size, int) for size in given) or len(given) - self.ndim not in (0, 1):
+            raise Unmapped(self.module, what)
+        return given
+
+    def _along(self, dimensions: int, grown: list[int], sizes: tuple[int, ...]) -> Tensor:
+        """Return the copies along the one dimension that has ``grown``, from one to the number of records."""
+        new = dimensions > self.ndim
+        if len(grown) != 1 or sizes[grown[0]] != len(self.values):
+            raise Unmapped(self.module, "an expansion to another number than that of records")
+        at = grown[0]
+        if (new and at != 0) or (not new and self.shape[at] != 1):
+            raise Unmapped(self.module, "an expansion of what is not one")
+        return (self.values if new else self.values.squeeze(at + 1)).movedim(0, at)
 
     def unsqueeze(self, dim: int) -> "Copies":
         """Return the copies with one more dimension."""

@@ -6,7 +6,7 @@ forward, so that their gradients come out one by one. `layer_rule` adds a rule f
 """
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -265,11 +265,18 @@ def anything(tape: Tape, module: nn.Module, own: Any, *args: Any, **kwargs: Any)
 
     shape: list[Any] = []
     back = tuple(axis or 0 for axis in outer)
-    outs = vmap(forward, (0, *inner), back, randomness="different")(copies, *split)
+    full = torch.autocast(tape.plan.anchor.device.type, enabled=False)
+    with nullcontext() if tape.plan.mixed else full:
+        if not tape.plan.mixed:  # vmap cannot cast for some layers what autocast would
+            split = [x.float() if x.dtype in _NARROW else x for x in split]
+        outs = vmap(forward, (0, *inner), back, randomness="different")(copies, *split)
     joined = (
         out if axis is None else out.flatten(axis, axis + 1) for out, axis in zip(outs, outer, strict=True)
     )
     return _filled(shape[0], joined)
+
+
+_NARROW = torch.float16, torch.bfloat16
 
 
 class _Lookups(TorchFunctionMode):

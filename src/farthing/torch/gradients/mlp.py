@@ -313,10 +313,11 @@ def _factors(rule: ClipRule, squares: Tensor) -> tuple[Tensor, bool]:
     if kernels is not None:
         found = torch.empty(len(squares), dtype=torch.float32)
         places = squares.data_ptr(), len(squares), clip, gamma, found.data_ptr()
-        return found, bool(kernels["factors"](*places))
+        bad = bool(kernels["factors"](*places))
+        return totals.without_denormal(found), bad
     norms = squares.sqrt()
     good = norms.float().isfinite()
-    return torch.where(good, rule.factors(norms, clip).float(), 0.0), not good.all()
+    return totals.without_denormal(torch.where(good, rule.factors(norms, clip).float(), 0.0)), not good.all()
 
 
 def _weighted(u: Tensor, v: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:

@@ -249,9 +249,9 @@ class Lookup(Term):
 
     def product(self, factors: Tensor, out: Tensor, some: slice = slice(None)) -> None:
         """out += Σ factor · gradient: all of the table, or ``some`` rows of it."""
-        values = weighted(self.v.values.float(), factors).flatten(0, 1)
+        values, each = self.v.values.flatten(0, 1), factors[:, None].expand(-1, self.positions).flatten()
         ids = self.ids.flatten() - (some.start or 0)
-        totals.add_rows(ids, values, out.view(-1, self.width))
+        totals.add_rows(ids, values, out.view(-1, self.width), each)
 
     def only(self, good: Tensor) -> None:
         self.v = Factor((blanked if self.own else where)(good, self.v.values))

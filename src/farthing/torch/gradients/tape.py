@@ -61,6 +61,7 @@ class TapePlan:
     held: int = 0  # numbers that go into and come out of the uses, a record
     again: bool = True  # whether parts with a checkpoint are computed again in the backward pass
     checkpoints: int = 0  # parts that were
+    mixed: bool = True  # whether modules without a rule run in mixed precision where the others do
     helpers: dict[Any, nn.Module] = field(default_factory=dict)  # modules of rules, not of the model
 
     def __post_init__(self) -> None:

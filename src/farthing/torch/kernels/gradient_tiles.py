@@ -28,6 +28,8 @@ from torch import Tensor
 
 from farthing.torch.kernels.layer_sums import ConvolutionShape, processors
 
+_ROOM = 2**26  # numbers of the shares of a sum that are held at once: a quarter of a gigabyte
+
 
 class TileSize(NamedTuple):
     """The numbers of filters, of columns and of positions that a program takes at once, and how it runs."""
@@ -177,7 +179,8 @@ def _summed(
     STEP: tl.constexpr,
 ):
     """One tile of Σ factor · row, over one share of the examples."""
-    tile, group, share = tl.program_id(0) % tiles, tl.program_id(0) // tiles, tl.program_id(1)
+    unit, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    share, group = unit // groups, unit % groups
     row = tile // across * ROWS + tl.arange(0, ROWS)
     column = tile % across * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -216,7 +219,7 @@ def _added(shares, out, count, size, taps, channels, BLOCK: tl.constexpr):
     for share in range(count):
         at = tl.cast(share, tl.int64) * size + source
         total += tl.load(shares + at, mask=inside, other=0.0).to(tl.float64)
-    tl.store(out + place, total.to(tl.float32), mask=inside)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -224,10 +227,11 @@ def _last(
     source, out, low, channels, sites, SPLIT: tl.constexpr, CHANNELS: tl.constexpr, SITES: tl.constexpr
 ):
     """A tile of an image whose channels are put side by side, as one bfloat16 number or as two."""
-    image = tl.program_id(1).to(tl.int64) * channels * sites
     across = tl.cdiv(sites, SITES)
-    channel = tl.program_id(0) // across * CHANNELS + tl.arange(0, CHANNELS)
-    site = tl.program_id(0) % across * SITES + tl.arange(0, SITES)
+    tiles = tl.cdiv(channels, CHANNELS) * across
+    image, tile = (tl.program_id(0) // tiles).to(tl.int64) * channels * sites, tl.program_id(0) % tiles
+    channel = tile // across * CHANNELS + tl.arange(0, CHANNELS)
+    site = tile % across * SITES + tl.arange(0, SITES)
     inside = (channel < channels)[:, None] & (site < sites)[None, :]
     found = tl.load(source + image + channel[:, None] * sites + site[None, :], mask=inside, other=0.0)
     place = image + site[None, :] * channels + channel[:, None]
@@ -279,7 +283,7 @@ class Halves(NamedTuple):
         whole = torch.empty(shape, device=images.device, dtype=torch.bfloat16)
         low = torch.empty_like(whole) if split else None
         tile = min(64, max(16, triton.next_power_of_2(channels)))
-        grid = triton.cdiv(channels, tile) * triton.cdiv(sites, 64), count
+        grid = (count * triton.cdiv(channels, tile) * triton.cdiv(sites, 64),)
         images = images.contiguous()
         with torch.cuda.device_of(images):
             _last[grid](
@@ -367,21 +371,31 @@ def measured(delta: Halves, x: Halves, layer: TileGeometry, rows: Tensor | None)
 def add_sum(delta: Halves, x: Halves, layer: TileGeometry, factors: Tensor, most: int, out: Tensor) -> None:
     """out += Σ factor · row, in the order of weights (groups, filters, channels, taps).
 
-    ``most`` are the examples that may be added up in float32.
+    ``most`` are the examples that may be added up in float32. Of a large batch they are few, and shares many:
+    not all shares are there at once.
     """
     examples, tile = len(delta.whole), _tile_of(layer, delta)
     across = triton.cdiv(layer.columns, tile.columns)
     tiles = across * triton.cdiv(layer.filters, tile.rows)
     shares, part = _shares(examples, tiles * layer.groups, 2 * processors(factors.device), most)
-    room = torch.empty(shares, layer.size, device=factors.device, dtype=torch.float32)
-    if room.numel():
+    if not shares * layer.size:
+        return
+    held = min(shares, max(1, _ROOM // layer.size))
+    total = out if held == shares else torch.zeros_like(out, dtype=torch.float64)
+    room = torch.empty(held, layer.size, device=factors.device, dtype=torch.float32)
+    for start in range(0, examples, held * part):
+        some = slice(start, start + held * part)
+        d, seen, count = delta.some(some), x.some(some), len(factors[some])
+        shares = triton.cdiv(count, part)
         with torch.cuda.device_of(room):
-            _summed[(tiles * layer.groups, shares)](
-                *(*delta.both, *x.both, factors, room, examples, part, tiles, across),
+            _summed[(shares * layer.groups * tiles,)](
+                *(*d.both, *seen.both, factors[some], room, count, part, tiles, across),
                 *_numbers(layer, delta, x),
                 **_how(layer, tile, delta),
             )
-        add_ordered(room, layer, out)
+        add_ordered(room[:shares], layer, total)
+    if total is not out:
+        out += total
 
 
 def add_ordered(rows: Tensor, layer: TileGeometry, out: Tensor) -> None:

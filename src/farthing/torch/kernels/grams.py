@@ -110,6 +110,7 @@ def _tiles(
     u,
     v,
     found,
+    tiles,
     positions,
     height,
     width,
@@ -123,8 +124,8 @@ def _tiles(
     STEP: tl.constexpr,
 ):
     """One tile of Σ_ts (u_t · u_s)(v_t · v_s), and on the diagonal Σ_t |u_t| |v_t| and what may be lost."""
-    column, row, example = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    tiles = tl.num_programs(0)
+    pair, example = tl.program_id(0) % (tiles * tiles), (tl.program_id(0) // (tiles * tiles)).to(tl.int64)
+    row, column = pair // tiles, pair % tiles
     u, v = u + example * u_example, v + example * v_example
     at, to = row * TILE + tl.arange(0, TILE), column * TILE + tl.arange(0, TILE)
     out = found + ((example * tiles + row) * tiles + column) * 3
@@ -146,10 +147,11 @@ def _tiles(
         _aside(0.0, out)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["examples"])
 def _parts(
     x,
     out,
+    examples,
     positions,
     width,
     tiles,
@@ -161,11 +163,13 @@ def _parts(
     STEP: tl.constexpr,
 ):
     """One tile of x_t · x_s over a part of the width."""
-    pair, example, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    pairs = tiles * tiles
+    pair, unit = tl.program_id(0) % pairs, (tl.program_id(0) // pairs).to(tl.int64)
+    part, example = unit // examples, unit % examples
     row, column = pair // tiles, pair % tiles
     at, to = row * TILE + tl.arange(0, TILE), column * TILE + tl.arange(0, TILE)
     place = tl.arange(0, TILE)
-    out += ((part * tl.num_programs(1) + example) * tl.num_programs(0) + pair) * TILE * TILE
+    out += (unit * pairs + pair) * TILE * TILE
     out += place[:, None] * TILE + place[None, :]
     first, x = part * chunk, x + example * x_example
     last = tl.minimum(first + chunk, width)
@@ -175,15 +179,15 @@ def _parts(
         tl.store(out, _cross(x, x_position, at, to, positions, first, last, PRECISION, TILE, STEP))
 
 
-@triton.jit
-def _joined(left, right, found, tiles, left_parts, right_parts, TILE: tl.constexpr):
+@triton.jit(do_not_specialize=["examples"])
+def _joined(left, right, found, examples, tiles, left_parts, right_parts, TILE: tl.constexpr):
     """Do what `_tiles` does, from the parts of both matrices."""
-    pair, example = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    at, pairs = tl.program_id(0).to(tl.int64), tiles * tiles
+    pair = tl.program_id(0) % pairs
     row, column = pair // tiles, pair % tiles
-    at = example * tl.num_programs(0) + pair
     place = tl.arange(0, TILE)
     source = at * TILE * TILE + place[:, None] * TILE + place[None, :]
-    step = tl.num_programs(0) * tl.num_programs(1).to(tl.int64) * TILE * TILE
+    step = tl.cast(examples, tl.int64) * pairs * TILE * TILE
     if row >= column:
         one, other = tl.zeros([TILE, TILE], tl.float32), tl.zeros([TILE, TILE], tl.float32)
         for part in range(left_parts):
@@ -257,11 +261,11 @@ def _scales(
 
 
 @triton.jit
-def _blank(values, good, size, part, BLOCK: tl.constexpr):
+def _blank(values, good, size, parts, part, BLOCK: tl.constexpr):
     """Zeros in place of an example that is not good."""
-    example = tl.program_id(1).to(tl.int64)
+    example = (tl.program_id(0) // parts).to(tl.int64)
     if tl.load(good + example) == 0:
-        first = tl.program_id(0) * part
+        first = tl.program_id(0) % parts * part
         for start in range(first, tl.minimum(first + part, size), BLOCK):
             place = start + tl.arange(0, BLOCK)
             none = tl.zeros([BLOCK], values.dtype.element_ty)
@@ -271,8 +275,9 @@ def _blank(values, good, size, part, BLOCK: tl.constexpr):
 @triton.jit
 def _weighted(values, factors, out, size, BLOCK: tl.constexpr):
     """An example times its factor; zero where that is zero, whatever the example is."""
-    example = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    blocks = tl.cdiv(size, BLOCK)
+    example = (tl.program_id(0) // blocks).to(tl.int64)
+    place = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     factor = tl.load(factors + example)
     x = tl.load(values + example * size + place, mask=place < size, other=0.0).to(tl.float32)
     x = tl.where(factor == 0.0, 0.0, x * factor).to(out.dtype.element_ty)  # to the nearest
@@ -301,15 +306,17 @@ def norms(u: Tensor, v: Tensor, *, coarse: bool) -> Tensor:
     )
     exact = v.dtype is not torch.float32  # products of bfloat16 numbers are exact in float32
     height, strides = (1, u.stride()) if lookup else (u.shape[2], u.stride()[:2])
-    args = u, v, found, positions, height, width, *strides, *v.stride()[:2]
+    args = u, v, found, tiles, positions, height, width, *strides, *v.stride()[:2]
     how = {"PRECISION": "tf32" if coarse else "tf32x3", "TILE": tile}
     with torch.cuda.device_of(v):
         if coarse or lookup or exact:
-            _tiles[(tiles, tiles, examples)](*args, LOOKUP=lookup, **how, STEP=64, num_warps=4, num_stages=3)
+            _tiles[(examples * tiles * tiles,)](
+                *args, LOOKUP=lookup, **how, STEP=64, num_warps=4, num_stages=3
+            )
         else:
             parts = [_parts_of(side, tiles, how) for side in (u, v)]
             lengths = (len(side) for side in parts)
-            _joined[(tiles * tiles, examples)](*parts, found, tiles, *lengths, TILE=tile)
+            _joined[(examples * tiles * tiles,)](*parts, found, examples, tiles, *lengths, TILE=tile)
         _roots[(examples,)](
             found,
             out,
@@ -327,8 +334,8 @@ def _parts_of(x: Tensor, tiles: int, how: dict[str, Any]) -> Tensor:
     (examples, positions, width), tile = x.shape, how["TILE"]
     parts = triton.cdiv(width, _CHUNK)
     out = torch.empty(parts, examples, tiles * tiles, tile, tile, device=x.device, dtype=torch.float32)
-    args = x, out, positions, width, tiles, *x.stride()[:2], _CHUNK
-    _parts[(tiles * tiles, examples, parts)](*args, **how, STEP=32, num_warps=4, num_stages=3)
+    args = x, out, examples, positions, width, tiles, *x.stride()[:2], _CHUNK
+    _parts[(parts * examples * tiles * tiles,)](*args, **how, STEP=32, num_warps=4, num_stages=3)
     return out
 
 
@@ -355,8 +362,9 @@ def blank(values: Tensor, good: Tensor) -> None:
     """Overwrites the examples that are not good with zeros; others are not read."""
     size = values[0].numel()
     part = triton.cdiv(triton.cdiv(size, 8), 1024) * 1024
+    parts = triton.cdiv(size, part)
     with torch.cuda.device_of(values):
-        _blank[(triton.cdiv(size, part), len(values))](values, good.view(torch.uint8), size, part, BLOCK=1024)
+        _blank[(len(values) * parts,)](values, good.view(torch.uint8), size, parts, part, BLOCK=1024)
 
 
 def weighted(values: Tensor, factors: Tensor) -> Tensor:
@@ -364,5 +372,7 @@ def weighted(values: Tensor, factors: Tensor) -> Tensor:
     values, size = values.contiguous(), values[0].numel()
     out = torch.empty_like(values)
     with torch.cuda.device_of(values):
-        _weighted[(triton.cdiv(size, 4096), len(values))](values, factors, out, size, BLOCK=4096, num_warps=8)
+        _weighted[(len(values) * triton.cdiv(size, 4096),)](
+            values, factors, out, size, BLOCK=4096, num_warps=8
+        )
     return out

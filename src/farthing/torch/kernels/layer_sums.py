@@ -69,9 +69,11 @@ def _depthwise(
 
 
 @triton.jit
-def _groups(x, delta, out, channels, sites, eps, EACH: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr):
+def _groups(
+    x, delta, out, groups, channels, sites, eps, EACH: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr
+):
     """Σ δ x̂ and Σ δ over the places of every channel of one group of one image, x̂ being x normalised."""
-    group, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    image, group = (tl.program_id(0) // groups).to(tl.int64), tl.program_id(0) % groups
     row, count = tl.arange(0, ROWS), EACH * sites
     source = (image * channels + group * EACH) * sites
     total, square = tl.zeros([ROWS, STEP], tl.float32), tl.zeros([ROWS, STEP], tl.float32)
@@ -95,7 +97,7 @@ def _groups(x, delta, out, channels, sites, eps, EACH: tl.constexpr, ROWS: tl.co
     scale *= tl.rsqrt(tl.sum(tl.sum(square, 1), 0) / count + eps)
     to = out + image * channels + group * EACH + row
     tl.store(to, scale, mask=row < EACH)
-    tl.store(to + tl.num_programs(1).to(tl.int64) * channels, shift, mask=row < EACH)
+    tl.store(to + (tl.num_programs(0) // groups).to(tl.int64) * channels, shift, mask=row < EACH)
 
 
 def _power(size: int, least: int, most: int) -> int:
@@ -142,10 +144,11 @@ def depthwise(shape: ConvolutionShape, delta: Tensor, x: Tensor) -> Tensor:
 @triton.jit
 def _last(source, out, channels, sites, CHANNELS: tl.constexpr, SITES: tl.constexpr):
     """A tile of an image whose channels are put side by side."""
-    image = tl.program_id(1).to(tl.int64) * channels * sites
     across = tl.cdiv(sites, SITES)
-    channel = tl.program_id(0) // across * CHANNELS + tl.arange(0, CHANNELS)
-    site = tl.program_id(0) % across * SITES + tl.arange(0, SITES)
+    tiles = tl.cdiv(channels, CHANNELS) * across
+    image, tile = (tl.program_id(0) // tiles).to(tl.int64) * channels * sites, tl.program_id(0) % tiles
+    channel = tile // across * CHANNELS + tl.arange(0, CHANNELS)
+    site = tile % across * SITES + tl.arange(0, SITES)
     inside = (channel < channels)[:, None] & (site < sites)[None, :]
     found = tl.load(source + image + channel[:, None] * sites + site[None, :], mask=inside, other=0.0)
     tl.store(out + image + site[None, :] * channels + channel[:, None], found, mask=inside)
@@ -161,7 +164,7 @@ def channels_last(x: Tensor) -> Tensor:
     if not out.numel():
         return out
     tile = min(64, max(16, triton.next_power_of_2(channels)))
-    grid = triton.cdiv(channels, tile) * triton.cdiv(sites, 64), images
+    grid = (images * triton.cdiv(channels, tile) * triton.cdiv(sites, 64),)
     with torch.cuda.device_of(x):
         _last[grid](x.contiguous(), out, channels, sites, CHANNELS=tile, SITES=64, num_warps=4)
     return out
@@ -175,8 +178,11 @@ def group_sums(x: Tensor, delta: Tensor, groups: int, eps: float) -> tuple[Tenso
     rows = triton.next_power_of_2(each)
     step = _power(sites, 16, max(16, 4096 // rows))
     with torch.cuda.device_of(x):
-        _groups[(groups, images)](
-            *(x.contiguous(), delta.contiguous(), out, channels, sites, eps), EACH=each, ROWS=rows, STEP=step
+        _groups[(images * groups,)](
+            *(x.contiguous(), delta.contiguous(), out, groups, channels, sites, eps),
+            EACH=each,
+            ROWS=rows,
+            STEP=step,
         )
     scale, shift = out
     return scale, shift
@@ -216,10 +222,12 @@ def _outer(
     A tile has four dimensions, of which the last two are spread over threads and the first two stay in a
     thread's registers: it then loads DOWN + ACROSS numbers an example for DOWN · ACROSS products.
     """
-    share = tl.program_id(2).to(tl.int64)
-    row = (tl.program_id(1) * DOWN + tl.arange(0, DOWN))[:, None, None, None] * 16
+    across = tl.cdiv(columns, 8 * ACROSS)
+    tiles = across * tl.cdiv(rows, 16 * DOWN)
+    tile, share = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
+    row = (tile // across * DOWN + tl.arange(0, DOWN))[:, None, None, None] * 16
     row += tl.arange(0, 16)[None, None, :, None]
-    column = (tl.program_id(0) * ACROSS + tl.arange(0, ACROSS))[None, :, None, None] * 8
+    column = (tile % across * ACROSS + tl.arange(0, ACROSS))[None, :, None, None] * 8
     column += tl.arange(0, 8)[None, None, None, :]
     inside = (row < rows) & (column < columns)
     bound = tl.load(limit + row * columns + column, mask=inside, other=0.0) if MATRIX else tl.load(limit)
@@ -227,7 +235,7 @@ def _outer(
     total = tl.zeros([DOWN, ACROSS, 16, 8], tl.float32)
     left = delta + share * part * rows + row
     right = a + share * part * columns + column
-    count = tl.minimum(part, examples - tl.program_id(2) * part)
+    count = tl.minimum(part, examples - tl.program_id(0) // tiles * part)
     for _ in tl.range(0, count, loop_unroll_factor=4):
         d = tl.load(left, mask=row < rows, other=0.0).to(tl.float32)
         x = tl.load(right, mask=column < columns, other=0.0).to(tl.float32)
@@ -255,9 +263,11 @@ def _dots(
     STEP: tl.constexpr,
 ):
     """Σ_b clamp(Σ_t delta_bt a_btᵀ, ±limit): one tile, one share of the examples."""
-    share = tl.program_id(2).to(tl.int64)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    across = tl.cdiv(columns, COLUMNS)
+    tiles = across * tl.cdiv(rows, ROWS)
+    tile, share = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
+    row = tile // across * ROWS + tl.arange(0, ROWS)
+    column = tile % across * COLUMNS + tl.arange(0, COLUMNS)
     step = tl.arange(0, STEP)
     place = row[:, None] * columns + column[None, :]
     inside = (row < rows)[:, None] & (column < columns)[None, :]
@@ -292,14 +302,15 @@ def _rows(
     BLOCK: tl.constexpr,
 ):
     """Σ_b clamp(gradients_b, ±limit): some columns, one share of the examples."""
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    share = tl.program_id(1).to(tl.int64)
+    tiles = tl.cdiv(columns, BLOCK)
+    column = tl.program_id(0) % tiles * BLOCK + tl.arange(0, BLOCK)
+    share = (tl.program_id(0) // tiles).to(tl.int64)
     inside = column < columns
     bound = tl.load(limit + column, mask=inside, other=0.0) if VECTOR else tl.load(limit)
     bound = tl.zeros([BLOCK], tl.float32) + bound
     total = tl.zeros([BLOCK], tl.float32)
     source = gradients + share * part * columns + column
-    count = tl.minimum(part, examples - tl.program_id(1) * part)
+    count = tl.minimum(part, examples - tl.program_id(0) // tiles * part)
     for _ in tl.range(0, count, loop_unroll_factor=4):
         x = tl.load(source, mask=inside, other=0.0).to(tl.float32)
         total += _clamp(tl.where(x == x, x, 0.0), bound, ASM)
@@ -311,12 +322,12 @@ def clamped_outer(delta: Tensor, a: Tensor, limit: Tensor, most: int = 2**31) ->
     """Σ_b clamp(delta_b a_bᵀ, ±limit): delta is (B, O), a (B, I), limit (O, I) or one number."""
     (examples, rows), columns = delta.shape, a.shape[1]
     down = min(4, triton.next_power_of_2(triton.cdiv(rows, 16)))
-    tiles = triton.cdiv(columns, 64), triton.cdiv(rows, 16 * down)
-    shares, part = _shares(examples, tiles[0] * tiles[1], _RESIDENT * processors(delta.device), most)
+    tiles = triton.cdiv(columns, 64) * triton.cdiv(rows, 16 * down)
+    shares, part = _shares(examples, tiles, _RESIDENT * processors(delta.device), most)
     out = delta.new_empty(shares, rows, columns, dtype=torch.float32)
     args = delta, a, limit, out, examples, rows, columns, part
     with torch.cuda.device_of(delta):
-        _outer[(*tiles, shares)](
+        _outer[(tiles * shares,)](
             *args, MATRIX=limit.numel() > 1, ASM=_asm(delta.device), DOWN=down, ACROSS=8, num_warps=2
         )
     return out[0] if shares == 1 else out.sum(0, dtype=torch.float64)
@@ -325,13 +336,13 @@ def clamped_outer(delta: Tensor, a: Tensor, limit: Tensor, most: int = 2**31) ->
 def clamped_dots(delta: Tensor, a: Tensor, limit: Tensor, most: int = 2**31) -> Tensor:
     """Σ_b clamp(Σ_t delta_bt a_btᵀ, ±limit): delta is (B, T, O), a (B, T, I), limit (O, I) or one number."""
     (examples, positions, rows), columns = delta.shape, a.shape[2]
-    tiles = triton.cdiv(columns, 64), triton.cdiv(rows, 64)
-    shares, part = _shares(examples, tiles[0] * tiles[1], processors(delta.device), most)
+    tiles = triton.cdiv(columns, 64) * triton.cdiv(rows, 64)
+    shares, part = _shares(examples, tiles, processors(delta.device), most)
     out = delta.new_empty(shares, rows, columns, dtype=torch.float32)
     args = delta, a, limit, out, examples, positions, rows, columns, part
     tile = {"ROWS": 64, "COLUMNS": 64, "STEP": 16}
     with torch.cuda.device_of(delta):
-        _dots[(*tiles, shares)](*args, MATRIX=limit.numel() > 1, ASM=_asm(delta.device), **tile)
+        _dots[(tiles * shares,)](*args, MATRIX=limit.numel() > 1, ASM=_asm(delta.device), **tile)
     return out[0] if shares == 1 else out.sum(0, dtype=torch.float64)
 
 
@@ -343,7 +354,7 @@ def clamped_rows(gradients: Tensor, limit: Tensor, most: int = 2**31) -> Tensor:
     out = gradients.new_empty(shares, columns, dtype=torch.float32)
     args = gradients, limit, out, examples, columns, part
     with torch.cuda.device_of(gradients):
-        _rows[(tiles, shares)](
+        _rows[(tiles * shares,)](
             *args, VECTOR=limit.numel() > 1, ASM=_asm(gradients.device), BLOCK=256, num_warps=2
         )
     return out[0] if shares == 1 else out.sum(0, dtype=torch.float64)

@@ -108,6 +108,7 @@ SLACK = 2.0**-7  # of the clip
 _AFTER = 8  # roundings besides those in a piece: a factor, its product, a tree of pieces or their total
 _FEWEST = 40  # examples in a piece of products that is worth its call
 _FULL_RATE = (8, 0), (9, 0), (10, 0)  # GPUs that multiply float64 about as fast as float32
+_NORMAL = 2.0**-126  # the least number of float32 with all its digits
 _WIDE = 2**23  # numbers of a large matrix that are held in float64 at once
 
 
@@ -325,18 +326,32 @@ def slabs(height: int, width: int) -> list[slice]:
     return [slice(start, min(start + step, height)) for start in range(0, height, step)]
 
 
-def add_rows(ids: Tensor, values: Tensor, table: Tensor) -> None:
-    """table[id] += value for each id, in float64, rounded once; ids outside of the table are left out.
+def without_denormal(factors: Tensor) -> Tensor:
+    """Return factors, with zeros for those so small that float32 has not all digits of them.
+
+    Those of a gradient of 10³⁰ and a clip of 10⁻¹³, say: rounded to 1.4 · 10⁻⁴⁵ it would be longer than that.
+
+    >>> without_denormal(torch.tensor([1e-45, 1e-30, 0.0, torch.nan])).tolist()
+    [0.0, 1.0000000031710769e-30, 0.0, nan]
+    """
+    return torch.threshold(factors, _NORMAL, 0.0)
+
+
+def add_rows(ids: Tensor, values: Tensor, table: Tensor, factors: Tensor) -> None:
+    """table[id] += factor · value for each id, in float64, rounded once; others are left out.
+
+    Values may cancel: what they leave must not be the rounding of their products.
 
     >>> table = torch.zeros(2, 1)
-    >>> add_rows(torch.tensor([1, 5, 1]), torch.ones(3, 1), table)
+    >>> add_rows(torch.tensor([1, 5, 1]), torch.ones(3, 1), table, torch.tensor([1.0, 1.0, 0.5]))
     >>> table.tolist()
-    [[0.0], [2.0]]
+    [[0.0], [1.5]]
     """
     for some in slabs(*table.shape):
         part, here = table[some], ids - some.start
         inside = (here >= 0) & (here < len(part))
-        seen = torch.where(inside[:, None], values, 0.0).double()
+        each = torch.where(inside, factors.double(), 0.0)
+        seen = values.to(torch.float64, copy=True).mul_(each[:, None])
         wide = part if part.dtype is torch.float64 else torch.zeros_like(part, dtype=torch.float64)
         wide.index_add_(0, here.clamp(0, len(part) - 1), seen)
         if wide is not part:
