@@ -187,7 +187,7 @@ class FactorSlopes:
         with np.errstate(over="ignore", invalid="ignore"):
             effects = self.space.margins(records, self.parts)
             margins = effects @ w[:-1] + w[-1]
-            residual = self.loss.residual(margins, records.table.y) * (records.features[0] > 0)
+            residual = self.loss.residual(margins, records.table.y)
             each = bound.apply(np.column_stack([residual[:, None] * effects, residual]))
         return _added(records, each)
 
