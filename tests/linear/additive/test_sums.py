@@ -73,6 +73,8 @@ def test_slopes_of_factors_are_sums_of_clipped_gradients_in_what_parts_tell():
         expected = ft.ClipNorm(clip).apply(residual[:, None] * told).sum(axis=0)
         slopes = FactorSlopes(squared, SPACE, parts).bounded_sum(binned(), factors, ft.ClipNorm(clip))
         np.testing.assert_allclose(slopes, expected, rtol=1e-9, atol=1e-9)
+    alone = FactorSlopes(squared, SPACE, parts[:, :0]).bounded_sum(binned(), factors[2:], ft.ClipNorm(9.0))
+    np.testing.assert_allclose(alone, [(-0.3 - Y).sum()])  # a model that learnt nothing has no parts
 
 
 def test_a_blank_row_counts_as_nothing():

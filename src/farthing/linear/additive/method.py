@@ -28,7 +28,7 @@ sees all of it. Cells and the draws of questions are public; priors, coordinates
 earlier answers. The number of records is public.
 
 Constants were chosen on BANK, IPUMS-BR, California housing, MAGIC telescope, bike sharing, diamonds, KDD
-census income, us_cps_income and made-up tables.
+census income and its weeks worked, us_cps_income, fertility and made-up tables.
 
 >>> import farthing as ft
 >>> from farthing.data.tables import Table
