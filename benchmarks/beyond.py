@@ -43,6 +43,9 @@ CHOSEN_ON = (
     "diamonds",
     "census",
     "us_cps_income",
+    "census weeks",
+    "fertility",
+    "friedman (made up)",
 )
 Table = tuple[Any, Any]
 

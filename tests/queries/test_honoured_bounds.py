@@ -161,7 +161,7 @@ def cases():
         Case(sums.GroupGradient(squared, SPACE), binned(WILD_TABLE), w=np.linspace(-1.0, 1.0, 7)),
         Case(sums.Length(logistic, SPACE), binned(TABLE), w=np.linspace(-1.0, 1.0, 7)),
         Case(sums.Misfit(squared, SPACE, 0.5), binned(WILD_TABLE), w=np.linspace(-1.0, 1.0, 7)),
-        Case(sums.Agreement(squared, SPACE), binned(WILD_TABLE), w=np.linspace(-1.0, 1.0, 7)),
+        Case(sums.FactorSlopes(squared, SPACE, np.eye(7)[:, :2]), binned(WILD_TABLE), w=np.ones(3)),
         Case(sums.Crowded((0, 1, 2, 3)), binned(TABLE)),
         Case(sums.Inside(3), binned(TABLE)),
         Case(sums.Histograms(3), binned(TABLE)),

@@ -9,8 +9,10 @@ import farthing as ft
 from farthing.accounting.filters import RdpFilter, ZcdpFilter
 from farthing.data.tables import Features, Table
 from farthing.errors import InvalidValue
-from farthing.linear.additive.basis import Binned, codes_of
+from farthing.linear.additive.basis import Binned, ObliviousTree, codes_of
+from farthing.linear.additive.coordinates import CoordinateBlock, Coordinates
 from farthing.linear.additive.method import _lines, additive
+from farthing.linear.budget_schedule import BudgetSchedule
 from farthing.linear.losses import logistic, multinomial, squared
 from farthing.linear.problem import Problem
 from farthing.noise.lattice import SeededStream
@@ -88,6 +90,40 @@ def test_predictions_of_a_skewed_target_have_its_mean():
     _, steps = trained(y, budget=ft.Budget(0.5, 1e-6), trees=0)
     assert predicted(steps).mean() == pytest.approx(y.mean(), abs=0.03)
     assert explained(y, steps) > -0.02
+
+
+@pytest.mark.parametrize(("alike", "least"), [(False, 0.997), (True, 0.99)], ids=["apart", "alike"])
+def test_lengths_and_the_constant_are_found_anew_also_of_features_that_tell_the_same(alike, least):
+    rng = np.random.default_rng(3)
+    rows = rng.uniform(size=(8000, 4))
+    if alike:
+        rows = np.clip(rows[:, :1] + 0.02 * rng.normal(size=(8000, 4)), 0, 1)
+    y = 0.2 + rows @ np.array([0.3, 0.2, 0.1, 0.0])
+    _, steps = trained(y, budget=ft.Budget(0.5, 1e-6), rows=rows, trees=5)
+    assert 1 - np.mean(np.square(predicted(steps, rows) - y)) / y.var() > least
+
+
+def test_parts_add_up_to_the_weights_and_deviations_are_those_of_margins():
+    rng = np.random.default_rng(0)
+    mixed = X[:, :3] @ rng.normal(size=(3, 3))
+    features = Features(3, mixed.mean(axis=0), 1 / mixed.std(axis=0))
+    covariance = np.corrcoef(mixed.T)
+    schedule = BudgetSchedule(ft.Ledger(ft.Budget(1.0, 1e-6)), len(X))
+    problem = Problem(squared, len(X), 3, unit=False)
+    descending = Coordinates(schedule, problem, squared, 0.9, features, covariance, [])
+    tree = ObliviousTree((0, 1), (120, 120), np.vstack([np.zeros((1, 3)), rng.normal(size=(4, 3))]))
+    w = np.append(np.linalg.eigh(covariance)[1][:, -1], 2.0)  # along which features vary together
+    parts, deviations = descending.parts(w)
+    assert parts.shape == (4, 1)  # trees that are not there are no part
+    np.testing.assert_allclose(parts.sum(axis=1), [*w[:3], 0.0])
+    told = (mixed - features.centre) * features.scale @ w[:3]
+    assert deviations[0] == pytest.approx(told.std(), rel=1e-6)
+    descending.grow(CoordinateBlock((tree,), np.ones(3), np.linalg.qr(rng.normal(size=(3, 3)))[0]))
+    w = rng.normal(size=7)
+    parts, deviations = descending.parts(w)
+    np.testing.assert_allclose(parts[:, 0], [*w[:3], 0.0, 0.0, 0.0, 0.0])
+    np.testing.assert_allclose(parts[:, 1], [0.0, 0.0, 0.0, 0.0, *w[4:]])
+    assert deviations[1] == pytest.approx(np.linalg.norm(w[4:]))
 
 
 def test_a_large_budget_comes_near_the_truth():

@@ -11,6 +11,7 @@ from farthing.data.tables import Features, Table
 from farthing.linear.additive.basis import CELLS, Binned, Cell, codes_of
 from farthing.linear.additive.sums import (
     Crowded,
+    FactorSlopes,
     GroupedSpace,
     GroupGradient,
     Histograms,
@@ -64,16 +65,30 @@ def test_one_record_moves_a_slope_by_the_clipping_norm_at_most(loss):
     assert 0.69 < max(moved) <= 0.7 * (1 + 1e-9)
 
 
+def test_slopes_of_factors_are_sums_of_clipped_gradients_in_what_parts_tell():
+    parts, factors, z = RNG.normal(size=(10, 2)), np.array([0.5, 2.0, -0.3]), plain_rows()
+    told = np.column_stack([z @ parts, np.ones(200)])
+    residual = squared.residual(told @ factors, Y)
+    for clip in (0.7, 1e6):
+        expected = ft.ClipNorm(clip).apply(residual[:, None] * told).sum(axis=0)
+        slopes = FactorSlopes(squared, SPACE, parts).bounded_sum(binned(), factors, ft.ClipNorm(clip))
+        np.testing.assert_allclose(slopes, expected, rtol=1e-9, atol=1e-9)
+    alone = FactorSlopes(squared, SPACE, parts[:, :0]).bounded_sum(binned(), factors[2:], ft.ClipNorm(9.0))
+    np.testing.assert_allclose(alone, [(-0.3 - Y).sum()])  # a model that learnt nothing has no parts
+
+
 def test_a_blank_row_counts_as_nothing():
     rows, y = X.copy(), Y.copy()
     rows[5, 1], y[9] = np.nan, np.nan
-    w, bound = RNG.normal(size=10), ft.ClipNorm(0.7)
     for contribution in (
         GroupGradient(logistic, SPACE),
+        FactorSlopes(squared, SPACE, np.eye(10)),
         Length(logistic, SPACE),
         Misfit(squared, SPACE, 1.0),
     ):
-        bound = ft.ClipNorm(0.7) if isinstance(contribution, GroupGradient) else ft.ClipValue(-1.0, 1.0)
+        normed = isinstance(contribution, GroupGradient | FactorSlopes)
+        bound = ft.ClipNorm(0.7) if normed else ft.ClipValue(-1.0, 1.0)
+        w = RNG.normal(size=11 if isinstance(contribution, FactorSlopes) else 10)
         without = contribution.bounded_sum(binned(np.delete(rows, [5, 9], 0), np.delete(y, [5, 9])), w, bound)
         np.testing.assert_allclose(contribution.bounded_sum(binned(rows, y), w, bound), without, atol=1e-9)
     kept = np.delete(rows, 5, 0)

@@ -291,10 +291,26 @@ class Coordinates:
             w[here] *= part
         return self._turn(w)
 
-    def deviation(self, w: Array) -> float:
-        """Return the deviation of the margins of weights in the space, were coordinates uncorrelated."""
+    def parts(self, w: Array) -> tuple[Array, Array]:
+        """Return weights of one output cut into parts, as columns, and the deviation of the margin of each.
+
+        The parts are lines with shapes, and trees; one that is nothing is left out. The constant is in none.
+        Deviations are those of coordinates that are uncorrelated, except for lines of known covariance.
+        """
+        d = self.bare.width
         squares = self.spread * _squares(self._turn(w, back=True))
-        return math.sqrt(float(squares.sum() - squares[self.bare.width]))
+        forest = np.zeros(len(w), dtype=bool)
+        for here, block in zip(self._parts(), self.blocks, strict=True):
+            forest[here] = block.directions is not None
+        lines = float(squares[:d].sum())
+        if self.covariance is not None:
+            scaled = w[:d] * np.sqrt(self.lines)
+            lines = max(lines, float(scaled @ self.covariance @ scaled))
+        sizes = np.array([lines + squares[d + 1 :][~forest[d + 1 :]].sum(), squares[forest].sum()])
+        cut = np.stack([np.where(forest, 0.0, w), np.where(forest, w, 0.0)], axis=1)
+        cut[d] = 0.0
+        known = sizes > _TINY
+        return cut[:, known], np.sqrt(sizes[known])
 
     def grow(self, block: CoordinateBlock) -> None:
         """Add a block, whose weights are zero so far."""

@@ -18,8 +18,8 @@ linear. Shares of μ² go to
    questions are drawn among the features that matter most so far. On the way coordinates that noise
    explains are made smaller, so that the others get less noise (`coordinates`, `shrinkage`);
 5. for classes the length of the weights, as in `descent`; for numbers the mean and the spread of the target
-   first, the mean square of the residuals every few steps, which moves the clipping norm, and at the end how
-   far predictions agree with the target, by which they are shortened and shifted.
+   first, the mean square of the residuals every few steps, which moves the clipping norm, and at the end
+   factors of what lines with shapes and what trees tell, and the constant (`_refitted`).
 
 The guarantee is that of Gaussian DP: every answer is a Gaussian mechanism on a sum of contributions clipped
 to its bound, chosen from earlier answers, with Σμᵢ² <= μ² fixed ahead: μ-GDP by adaptive composition (Dong,
@@ -28,7 +28,7 @@ sees all of it. Cells and the draws of questions are public; priors, coordinates
 earlier answers. The number of records is public.
 
 Constants were chosen on BANK, IPUMS-BR, California housing, MAGIC telescope, bike sharing, diamonds, KDD
-census income, us_cps_income and made-up tables.
+census income and its weeks worked, us_cps_income, fertility and made-up tables.
 
 >>> import farthing as ft
 >>> from farthing.data.tables import Table
@@ -57,10 +57,10 @@ from farthing.data.tables import Features
 from farthing.ledger.ledger import Ledger
 from farthing.linear.additive import basis
 from farthing.linear.additive.basis import BLOCKS, CELLS, VALUES, Cell
-from farthing.linear.additive.coordinates import AVERAGED, WEIGHED, CoordinateBlock, Coordinates
+from farthing.linear.additive.coordinates import AVERAGED, SURE, WEIGHED, CoordinateBlock, Coordinates
 from farthing.linear.additive.sums import (
-    Agreement,
     Crowded,
+    FactorSlopes,
     GroupedSpace,
     Histograms,
     Inside,
@@ -73,7 +73,7 @@ from farthing.linear.additive.sums import (
 from farthing.linear.budget_schedule import BudgetSchedule
 from farthing.linear.losses import Loss, Squared
 from farthing.linear.methods import descent
-from farthing.linear.methods.descent import FACTORS, GRID, MARGIN
+from farthing.linear.methods.descent import FACTORS, GRID, MARGIN, MOMENTUM
 from farthing.linear.methods.leastsquares import least_squares, target
 from farthing.linear.problem import Problem
 from farthing.queries.bounds import ClipNorm, ClipValue
@@ -95,8 +95,9 @@ STRENGTH, STRONGEST = 300.0, 4.0  # μ n at which the prior of a shape has varia
 WORTH, MANY = 250.0, 60  # the μ n that shapes and trees need, and the number of trees
 FOREST = 1.0  # the part of E|z|² that trees add, where the budget is large
 TARGET = 0.01  # of μ² each, for the mean and the spread of a target
-AGREED, FAINTEST = 3.0, 0.1  # the clipping norm of margin times target, in variances; its least part
-ROOMY = 1000.0  # the μ n from which on that norm grows, so that nothing is clipped in the end
+REFIT, SIZED, REFITS = 0.05, 0.2, 12  # of μ², for factors of a regression; of that, for residuals; the steps
+TAIL, WIDE = 4.0, 2.0  # the largest square of a residual that counts; the clipping norm in typical ones
+DOUBT = 1.0  # the deviation of factors from 1
 OFTEN = 8
 
 
@@ -144,7 +145,7 @@ def additive(ledger: Ledger, problem: Problem, *, trees: int | None = None) -> I
     loss: Loss = problem.loss
     origin = spread = 0.0
     if numbers:
-        left -= MISFIT + LENGTH + 2 * TARGET
+        left -= MISFIT + REFIT + 2 * TARGET
         origin, square = target(schedule, TARGET, True, Whole)
         spread = math.sqrt(square)
         loss = Standardised(origin, spread)
@@ -186,7 +187,7 @@ def additive(ledger: Ledger, problem: Problem, *, trees: int | None = None) -> I
     if not numbers and not clear:
         w = descent.SHORTER * w
     if numbers:
-        w = _agreeing(schedule, descending, w)
+        w = _refitted(schedule, descending, w, rms)
     if clear:
         for factor in FACTORS:
             slope, noise = schedule.mean(LENGTH / len(FACTORS), Length(loss, space), MARGIN, w)
@@ -195,21 +196,43 @@ def additive(ledger: Ledger, problem: Problem, *, trees: int | None = None) -> I
     yield Step(steps, made(w), schedule.receipts())
 
 
-def _agreeing(schedule: BudgetSchedule, descending: Coordinates, w: Array) -> Array:
-    """Return the weights, shortened so that predictions agree with the target, and with the target's mean.
+def _refitted(schedule: BudgetSchedule, descending: Coordinates, w: Array, rms: float) -> Array:
+    """Return the weights of a regression with both parts times factors that are fitted anew, and a constant.
 
-    Gradients of clipped residuals lead to a constant between the mean and the median of the target, so it is
-    found anew: standardised targets have the mean 0, so it is minus the mean of what the other weights tell.
+    Many noisy and clipped gradients leave lines with shapes, and trees, too long or too short, each by a
+    factor. A factor each and a constant are few numbers, so there is little noise on their slopes, and of a
+    bound of the size of residuals hardly anything is clipped. They are found like the weights, by steps with
+    momentum, and are drawn to 1 as strongly as noise requires: with noise of variance σ² on a slope, and
+    factors of deviation `DOUBT` about 1, the penalty of the least error is σ² / `DOUBT`².
+
+    Gradients of clipped residuals also lead to a constant between the mean and the median of the target. The
+    bound here follows from the mean square of residuals, which few large ones tell.
     """
-    constant, asked = len(descending.lines), Agreement(descending.loss, descending.space)
-    w[constant] = 0.0
-    faint = float(np.clip(2 * descending.deviation(w), FAINTEST, 1.0))
-    wide = float(np.clip(1 / schedule.deviation(1.0, ClipNorm(ROOMY)), 1.0, 10.0))
-    bound = ClipNorm(AGREED * faint * wide)
-    (agreed, square, mean), noise = schedule.mean(LENGTH, asked, bound, w)
-    square = max(square - mean**2, noise)
-    w[constant] = -mean / descending.height
-    return np.asarray(w * float(np.clip(agreed, 0.0, square) / square))
+    place, loss, space = len(descending.lines), descending.loss, descending.space
+    parts, deviations = descending.parts(w)
+    measured = ClipValue(0.0, TAIL)
+    square, noise = schedule.mean(REFIT * SIZED, Misfit(loss, space, 1.0), measured, w)
+    rms = math.sqrt(float(np.clip(square[0] + noise, rms**2, 1.0)))
+    asked = FactorSlopes(loss, space, parts / np.maximum(deviations, 1e-12))
+    bound = ClipNorm(WIDE * rms * math.sqrt(len(deviations) + 1))
+    part = REFIT * (1 - SIZED)
+    begin = np.append(deviations, descending.height * w[place])
+    drawn = schedule.deviation(part, bound) ** 2 / np.append(np.square(DOUBT * deviations), 1.0)
+    rates = 1 / (len(begin) * loss.curvature + drawn)
+    now, velocity, total = begin, np.zeros_like(begin), np.zeros_like(begin)
+    before = np.zeros_like(begin)
+    for t in range(REFITS):
+        slope, noise = schedule.mean(part / REFITS, asked, bound, now)
+        if float(slope @ before) < -SURE * noise * float(np.linalg.norm(slope)):
+            rates, velocity = rates / 2, np.zeros_like(velocity)  # steps were too long
+        before = slope
+        velocity = MOMENTUM * velocity - rates * (slope + drawn * (now - begin))
+        now = now + velocity
+        if t >= REFITS // 2:
+            total = total + now / (REFITS - REFITS // 2)
+    found = parts @ (total[:-1] / np.maximum(deviations, 1e-12))
+    found[place] = total[-1] / descending.height
+    return np.asarray(found)
 
 
 def _covariance(variances: Array, directions: Array) -> Array | None:

@@ -167,19 +167,28 @@ class Misfit:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
-    """Σ [m t; m²; m] of margins m and what they should be, t; all of a record clipped together."""
+class FactorSlopes:
+    """Σ [residual · f₁; ...; residual · f_K; residual] of margins Σ aₖ fₖ + c, clipped together.
+
+    A query is about the factors and the constant, [a; c]. ``parts`` holds the weights of each f in the space
+    as columns.
+    """
 
     loss: Loss
     space: GroupedSpace
+    parts: Array
     honours: ClassVar[tuple[str, ...]] = (Kind.NORM,)
-    shape: ClassVar[tuple[int, ...]] = (3,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.parts.shape[1] + 1,)
 
     def bounded_sum(self, records: Binned, w: Array, bound: ClipNorm) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):
-            margins = self.space.margins(records, w)
-            wanted = margins - self.loss.residual(margins, records.table.y)
-            each = bound.apply(np.stack([margins * wanted, margins * margins, margins], axis=1))
+            effects = self.space.margins(records, self.parts)
+            margins = effects @ w[:-1] + w[-1]
+            residual = self.loss.residual(margins, records.table.y)
+            each = bound.apply(np.column_stack([residual[:, None] * effects, residual]))
         return _added(records, each)
 
 
