@@ -49,7 +49,7 @@ PLAIN = Invitation(1.0, rounds=5)
 NURSERY = """
 import gc, json, os, signal, sys, time, traceback
 from pathlib import Path
-from farthing.ledger import journal
+from farthing.ledger import journal, journal_rows
 from farthing.ledger import verifier
 from farthing.deploy.guard import (keeper, server)
 from farthing.noise.lattice import SeededStream
@@ -87,13 +87,13 @@ def live(policy, place, number, seed):
             return answer(self, data)
         keeper.Guard.answer = late
     if place == "clock":  # every look at it shows another year
-        class Jumping(journal.datetime):
+        class Jumping(journal_rows.datetime):
             years = [1971, 2038, 1999, 9998]
             @classmethod
             def now(cls, zone=None):
                 cls.years.append(cls.years.pop(0))
-                return journal.datetime(cls.years[0], 1, 1, tzinfo=zone)
-        journal.datetime = Jumping
+                return journal_rows.datetime(cls.years[0], 1, 1, tzinfo=zone)
+        journal_rows.datetime = Jumping
         time.time = lambda: -1e9
     stream = None
     if seed is not None:
