@@ -128,6 +128,7 @@ class Nursery:
     def __init__(self, first: str = "") -> None:
         source = Path(farthing.__file__).parents[1]
         environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+        environment.pop("PYTHONUNBUFFERED", None)  # a line is written whole: several processes share a pipe
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"{first}\n{NURSERY}"],
             env=environment,
