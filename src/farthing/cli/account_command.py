@@ -1,4 +1,4 @@
-"""The commands about plans of equal steps: ``farthing account`` and ``calibrate``."""
+"""Provide the commands about plans of equal steps: ``farthing account`` and ``calibrate``."""
 
 import math
 from dataclasses import asdict, replace
@@ -224,7 +224,7 @@ def _report(
     limit: float | None = None,
     as_json: bool,
 ) -> int:
-    """Prints what holds of a plan and returns the exit code."""
+    """Print the guarantee of a plan and return the exit code."""
     said = math.isfinite(epsilon) and delta < 1
     proven = said and found.proven(delta)
     notes = [found.note] if found.note else []

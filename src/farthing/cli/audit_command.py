@@ -1,4 +1,4 @@
-"""The command ``farthing audit``."""
+"""Provide the command ``farthing audit``."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -62,7 +62,7 @@ def set_up(
     settings: str = "",
     network: bool = False,
 ) -> Path:
-    """Write keys, records and settings of all parties; returns the run's file. ``records`` is for each.
+    """Write keys, settings and ``records`` records for each party; return the run's file.
 
     With ``network`` they train one that all have installed, in place of a linear model.
     """

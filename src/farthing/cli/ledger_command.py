@@ -1,4 +1,4 @@
-"""The commands about ledgers: ``farthing ledger``, ``report`` (its page) and ``card`` (a model card)."""
+"""Provide the commands about ledgers: ``farthing ledger``, ``report`` and ``card`` (a model card)."""
 
 import sys
 from dataclasses import asdict

@@ -113,7 +113,7 @@ GRID = 2.0 ** (-np.arange(25) / 4)  # row norms, relative to the largest
 
 @until_spent
 def descent(ledger: Ledger, problem: Problem) -> Iterator[Step]:
-    """Descends along noisy gradients with momentum, in privately standardised features."""
+    """Descend along noisy gradients with momentum, in privately standardised features."""
     schedule = BudgetSchedule(ledger, problem.records)
     d, loss = problem.width, problem.loss
     if _drowned(schedule, problem):
@@ -145,7 +145,7 @@ def descent(ledger: Ledger, problem: Problem) -> Iterator[Step]:
 
 
 def typical(width: int) -> float:
-    """The typical norm of standardised z with its constant."""
+    """Return the typical norm of standardised z with its constant."""
     return math.sqrt(width * (1 + INTERCEPT**2))
 
 
@@ -241,7 +241,7 @@ def median_norm(schedule: BudgetSchedule, part: float, problem: Problem) -> floa
 
 
 def median(counts: Array) -> int:
-    """The cell in which half of all (noisy) rows are at least so long."""
+    """Return the first cell up to which noisy counts hold at least half of all rows."""
     below = np.cumsum(counts)
     return int(np.argmax(below >= 0.5)) if below.max() >= 0.5 else 0
 
@@ -427,7 +427,7 @@ _LEAST_MEAN = 1e-4  # of the target's bound, where logarithms begin
 
 @until_spent
 def generalised(ledger: Ledger, problem: Problem) -> Iterator[Step]:
-    """Descends along noisy gradients of a loss of numbers, from their mean, in standardised features."""
+    """Descend along noisy gradients of a regression loss, from the mean target, in standardised features."""
     if problem.outputs or not isinstance(problem.loss, Huber | Pinball | LogLinear):
         raise Unsupported(
             f"{type(problem.loss).__name__} is no loss of numbers that this solver knows: Huber, Pinball or "
