@@ -379,7 +379,7 @@ def judge(
             )
         strict = 1 - (1 - confidence) / _STRICTER
         chosen = [
-            _choose(statistic, without[:half], within[:half], curve, claim, strict)
+            _choose(statistic, without[:half], within[:half], curve, claim, strict, trials - half)
             for _, statistic in statistics
         ]
         best = max(range(len(chosen)), key=lambda place: chosen[place][0])
@@ -474,6 +474,7 @@ def _choose(
     curve: Curve,
     claim: Budget,
     confidence: float,
+    counted: int,
 ) -> tuple[float, Scores, float, float]:
     """Choose a threshold on runs that are not counted; return its strength, scores, threshold and sign."""
     scores = statistic.fit(without, within) if isinstance(statistic, FittedStatistic) else statistic

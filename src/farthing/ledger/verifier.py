@@ -304,7 +304,7 @@ class _Audit:
         loss = step * (first + np.arange(len(mass)))
         x = 1 - np.append(np.geomspace(1, 1e-9, 600), 0)
         p, q = (np.append(0, np.cumsum(part[::-1])) for part in (mass, mass * np.exp(-loss)))
-        here, there = (_slope(y, mean, eta) for y in (x, np.interp(x, p, q)))
+        here, there = (_slope(y, mean, eta) for y in (x, np.interp(x, p, q)))  # g: Q's least mass
 
         def fits(epsilon: float) -> bool:
             most = (here - np.exp(epsilon - loss)[:, None] * there).max(axis=1)

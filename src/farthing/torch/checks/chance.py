@@ -111,7 +111,7 @@ def _elsewhere() -> tuple[object, ...]:
 
 @contextmanager
 def hidden() -> Iterator[None]:
-    """Python's generator and numpy's, newly seeded, and afterwards as they were."""
+    """Seed Python's and numpy's generators with secrets for a while, and restore their states afterwards."""
     python, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002  that of a dataset's code
     random.seed(os.urandom(32))
     np.random.seed(np.frombuffer(os.urandom(32), dtype=np.uint32))  # noqa: NPY002

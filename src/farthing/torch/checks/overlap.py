@@ -48,7 +48,7 @@ _known: deque[_Table | _Part] = deque(maxlen=_RUNS)
 
 
 def remember(data: Any) -> None:
-    """Notes that a run is trained on these records."""
+    """Remember that a run is trained on these records."""
     _known.append(_seen(data))
 
 
@@ -89,7 +89,7 @@ def _table(columns: list[Tensor]) -> _Table:
 
 
 def _hashes(rows: NDArray[np.uint8], salt: int) -> NDArray[np.uint64]:
-    """Σ of a row's bytes times secret odd numbers, modulo 2⁶⁴."""
+    """Return Σ of each row's bytes times secret odd numbers, modulo 2⁶⁴."""
     weights = np.arange(1, rows.shape[1] + 1, dtype=np.uint64) * np.uint64(_KEY)
     weights = (weights ^ (weights >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9) + np.uint64(2 * salt)
     found = np.zeros(len(rows), dtype=np.uint64)

@@ -88,7 +88,7 @@ def verify(
     expected: int = 0,
     autocast: torch.dtype | None = None,
 ) -> None:
-    """Refuses a model in which examples do not stay apart, or that ``rows`` sees only in part.
+    """Refuse a model in which examples do not stay apart, or which ``rows`` follows only in part.
 
     ``kept`` refuses what the model or the loss keeps of examples (`farthing.torch.checks.leftovers`);
     ``sketch`` is what gradients are shortened by, in ``rows`` as in those of ordinary autograd; ``expected``
@@ -120,7 +120,7 @@ def verify(
 
 
 def _refuse_failing(company: Company, autocast: torch.dtype) -> None:
-    """Refuses a model that mixes under mixed precision, or that does not run in it at all."""
+    """Refuse a model that mixes examples under mixed precision, or that does not run in it at all."""
     try:
         company.low_precision(autocast)
     except FarthingError:
@@ -133,7 +133,7 @@ def _refuse_failing(company: Company, autocast: torch.dtype) -> None:
 
 
 def settle_autocast(passes: Passes, source: Source) -> None:
-    """Refuses a model that cannot be followed under mixed precision, with or without what has no rule."""
+    """Refuse a model that cannot be followed under mixed precision, with or without layers without a rule."""
     if passes.autocast is None:
         return
     for passes.plan.mixed in (True, False):
@@ -179,7 +179,7 @@ def both_passes(
 
 
 def verify_again(model: nn.Module, loss: Loss, source: Source, rows: Rows, sketch: Sketch) -> None:
-    """Refuses a model whose gradients in a small batch are not those of single examples: a quick check."""
+    """Refuse a model whose gradients in a small batch are not those of single examples: a quick check."""
 
     def once() -> list[Tensor]:
         return [losses(model, loss, *source.batch(_EXAMPLES))]
@@ -196,7 +196,7 @@ def verify_again(model: nn.Module, loss: Loss, source: Source, rows: Rows, sketc
 
 
 def _refuse_targets(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> None:
-    """Refuses targets of a shape or kind that the loss does not take, in the records' own terms."""
+    """Refuse targets of a shape or kind that the loss does not take, in the records' own terms."""
     try:
         losses(model, loss, inputs, targets)
     except FarthingError:
@@ -220,7 +220,7 @@ def verify_isolated(
     kept: Callable[[], None],
     alike: bool = False,
 ) -> None:
-    """Refuses a model that cannot run in isolation, or whose gradients do not come out of it.
+    """Refuse a model that cannot run in isolation, or that has no gradients there.
 
     ``alike``: also one that would compute something else on a batch, of which others are only warned.
     """
@@ -298,7 +298,7 @@ def _runs(run: Callable[[], Any]) -> bool:
 
 
 def _alone_by_choice(model: nn.Module, loss: Loss, inputs: Any, targets: Any, alike: bool) -> None:
-    """Warns of a model that would compute something else on a batch: alone it is safe, perhaps no use."""
+    """Warn of a model that would compute something else on a batch: alone it is safe, but perhaps useless."""
 
     def once(*batch: Any) -> Tensor:
         with Wall(model, loss, everything=True):
@@ -323,7 +323,7 @@ _MIXES = (
 
 
 def refuse_other_kinds(model: Any) -> None:
-    """Refuses what is no model with weights: several models are one module that holds them."""
+    """Refuse anything but one module with weights."""
     if isinstance(model, list | tuple | dict):
         raise InvalidValue(
             f"model must be an nn.Module, got a {type(model).__name__} of {len(model)}: of several models "

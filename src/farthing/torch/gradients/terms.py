@@ -42,7 +42,7 @@ def part_of(device: torch.device) -> int:
 
 
 class Route(StrEnum):
-    """How a term of several positions comes by its norms and its sum."""
+    """The way in which a term of several positions computes its norms and its sum."""
 
     ROWS = "rows"
     AGAIN = "again"
@@ -123,7 +123,7 @@ class Term(ABC):
         return 0
 
     def factors(self) -> tuple[Tensor, ...]:
-        """Return what others may hold too, of what it is made of."""
+        """Return the tensors of the factored form that other terms may also hold."""
         return ()
 
     def worth(self, examples: float) -> float:
@@ -136,7 +136,7 @@ class Term(ABC):
         return 4 * self.examples * self.size
 
     def parts(self) -> Iterator[slice]:
-        """Examples whose gradients are made at once."""
+        """Return slices of examples whose gradients are made at once."""
         step = max(1, part_of(self.device) // max(1, self.size))
         return (slice(start, start + step) for start in range(0, self.examples, step))
 
@@ -146,15 +146,15 @@ class Term(ABC):
 
     @abstractmethod
     def product(self, factors: Tensor, out: Tensor) -> None:
-        """out += Σ factor · gradient, from the factored form."""
+        """Add Σ factor · gradient to ``out``, from the factored form."""
 
     @abstractmethod
     def only(self, good: Tensor) -> None:
-        """Zeros in place of the examples that are not good: 0 · NaN would be NaN."""
+        """Replace examples that are not good by zeros, because 0 · NaN would be NaN."""
 
     @abstractmethod
     def release(self) -> None:
-        """Lets go of the factored form: the rows are kept."""
+        """Free the factored form, once the rows are kept."""
 
     def norms(self) -> Tensor:
         """Return the norm of each example's gradient."""
@@ -163,7 +163,7 @@ class Term(ABC):
         return rounded_up(torch.cat([norms(self.rows(part)) for part in self.parts()]), self)
 
     def _keep(self, inverse: Tensor | None = None) -> Tensor:
-        """The rows, made in parts that are measured, as they are or over a scale, while in the cache."""
+        """Make and keep the rows in parts; return their norms (over a scale), taken while in the cache."""
         self.kept = self.room()
         found = []
         for part in self.parts():
@@ -179,7 +179,7 @@ class Term(ABC):
         return self.space[: self.examples * self.size].view(self.examples, self.size)
 
     def rows_into(self, part: slice, out: Tensor) -> None:
-        """The gradients of some examples, written where they are to be."""
+        """Write the gradients of some examples to ``out``."""
         out.copy_(self.rows(part))
 
     def scaled_norms(self, inverse: Tensor) -> Tensor:
@@ -192,14 +192,14 @@ class Term(ABC):
         return torch.cat([norms(self.rows(part)) for part in self.parts()])
 
     def add(self, factors: Tensor, out: Tensor) -> None:
-        """out += Σ factor · gradient."""
+        """Add Σ factor · gradient to ``out``."""
         if self.kept is not None:
             out += totals.weighted(self.kept, factors)
         else:
             self.product(factors, out)
 
     def add_clamped(self, limit: Tensor, out: Tensor) -> None:
-        """out += Σ gradient clamped to ± limit."""
+        """Add Σ gradient, clamped to ± limit, to ``out``."""
         for part in self.parts():
             clamped_rows(self.rows(part), limit, out)
 
@@ -223,7 +223,7 @@ def rounded_up(found: Tensor, term: Term, scale: Tensor | float = 1.0) -> Tensor
 
 
 class RowTerms(Term):
-    """Gradients that are there already: biases, scales of norms, whatever is small."""
+    """Gradients in full: of biases, scales of norms, and other small parameters."""
 
     def __init__(self, factor: Factor | Tensor) -> None:
         self.factor = factor if isinstance(factor, Factor) else Factor(factor)
@@ -243,11 +243,11 @@ class RowTerms(Term):
         self.factor = Factor(where(good, self.factor.values))
 
     def release(self) -> None:
-        """Nothing else is held."""
+        """Do nothing: the rows are all that is held."""
 
 
 def summed(u: Factor) -> RowTerms:
-    """Σ over positions: the gradients of a bias, or of several that have the same."""
+    """Return the sum over positions: the gradients of a bias, or of several equal ones."""
     if u._total is None:
         alone = u.values.shape[1] == 1 and u.values.dtype is torch.float32
         u._total = u if alone else Factor(u.values.sum(1, dtype=torch.float32))
@@ -255,7 +255,7 @@ def summed(u: Factor) -> RowTerms:
 
 
 def contracted(first: Tensor, second: Tensor) -> Tensor:
-    """√Σ_ts of the product of two Gram matrices.
+    """Return √Σ_ts of the product of two Gram matrices.
 
     Where positions cancel so much that rounding could matter, the norm is rounded up by its bound. So it is
     by what tiny factors lose in their squares, which huge ones on the other side would bring back:
@@ -269,7 +269,7 @@ def contracted(first: Tensor, second: Tensor) -> Tensor:
 
 
 def rooted(square: Tensor, most: Tensor) -> Tensor:
-    """√square, where ``most`` is the norm that positions would have together if none cancelled another.
+    """Return √square; ``most`` is the norm that all positions would have if none cancelled another.
 
     With factors of ten bits both Gram matrices and the sum that follows round: all of it is added on.
     """

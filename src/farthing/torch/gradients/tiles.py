@@ -82,7 +82,7 @@ class Tiles(Term):
         gradient_tiles.add_ordered(totals.weighted(self.kept, factors)[None], self.layer, out)
 
     def product(self, factors: Tensor, out: Tensor) -> None:
-        """out += Σ factor · gradient: an example whose factor is 0 may hold anything."""
+        """Add Σ factor · gradient to ``out``: an example whose factor is 0 may hold anything."""
         from farthing.torch.kernels import gradient_tiles
 
         most = totals.chain(self.examples)

@@ -23,7 +23,7 @@ _NAP = 2_000_000  # cycles, about a millisecond: a GPU waits while what is to be
 
 
 class Memory(StrEnum):
-    """What memory is given for."""
+    """The purpose for which memory is used."""
 
     BALANCED = "balanced"
     SPEED = "speed"
@@ -58,7 +58,7 @@ class Ways:
         return slot in self.allowance.kept
 
     def _space(self, slot: Any, term: Term) -> Tensor | None:
-        """Memory for the rows that a term keeps, the same in every step: on a CPU new memory is slow."""
+        """Return memory for the rows of a term, the same in every step, as new memory on a CPU is slow."""
         if self._memory is not Memory.SPEED or term.device.type != "cpu" or isinstance(term, RowTerms):
             return None
         if term.route is not Route.ROWS:

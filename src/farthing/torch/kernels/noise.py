@@ -64,7 +64,7 @@ _LARGEST = 2.0**52  # cells: whole numbers up to here add up exactly in float64
 
 
 def release(stream: Stream, total: Tensor, scale: Tensor | None, cell: float, bits: int) -> Tensor:
-    """(round(total / scale / cell) + round(2^bits Z)) · cell · scale, as float32."""
+    """Return (round(total / scale / cell) + round(2^bits Z)) · cell · scale, as float32."""
     if total.numel() >= _HUGE.get(total.device.type, _HUGE["cuda"]):
         return _in_place(stream, total.detach().contiguous(), scale, cell, bits)
 
@@ -104,7 +104,7 @@ def drawn(stream: Stream, size: int, bits: int, device: torch.device) -> Tensor:
 
 
 def released(total: Tensor, noise: Tensor, scale: Tensor | None, cell: float) -> Tensor:
-    """(round(total / scale / cell) + noise) · cell · scale, with whole numbers held exactly in float64."""
+    """Return (round(total / scale / cell) + noise) · cell · scale, with exact integers in float64."""
     total = total.detach()
     if total.is_cuda and has_triton():
         from farthing.torch.kernels import lattice_noise
@@ -230,7 +230,7 @@ class _Launched:
             self._done = queue.record_event()
 
     def result(self, stream: Stream) -> Tensor:
-        """The noise with every rounding settled; more bits of a word, if need be, come from the stream."""
+        """Return the noise with every rounding settled, by more bits of a word from the stream if needed."""
         self._done.synchronize()
         key, self._key = self._key, b""
         here = torch.cuda.current_stream(self._noise.device)
@@ -258,7 +258,7 @@ def decide(
     bits: int,
     block_of: Callable[[int], tuple[int, int]],
 ) -> None:
-    """Settles the samples that a kernel left open: ``places`` begins with their number."""
+    """Settle the samples that a kernel left open; ``places`` begins with their number."""
     found = open_places(places)
     if not found:
         return
@@ -330,7 +330,7 @@ def _shelf(stream: Stream, size: int, bits: int, device: torch.device) -> _Shelf
 
 
 def _drop_in_child() -> None:
-    """A forked child must not use what its parent will: it begins with nothing ahead."""
+    """Drop all noise drawn ahead in a forked child, since its parent will use it."""
     global _stocks, _lock, _process
     _stocks, _lock, _process = weakref.WeakKeyDictionary(), threading.Lock(), os.getpid()
 
@@ -426,7 +426,7 @@ class FloatGaussian(TensorGaussian):
     on_lattice: ClassVar[bool] = False
 
     def release(self, total: Any, bound: Any, stream: Stream, turn: int = 0) -> Any:
-        """total + noise · bound · N(0, 1), in float32."""
+        """Return total + noise · bound · N(0, 1), in float32."""
         scale = checked(total, bound)
         generator = torch.Generator(total.device)
         generator.manual_seed(int(stream.integers(1)[0] >> np.uint64(1)))

@@ -38,7 +38,7 @@ class Stateful(Protocol):
         """Return all that changes on the way."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes such a state up again."""
+        """Restore such a state."""
 
 
 def save(path: str | os.PathLike[str], training: Stateful) -> None:
@@ -157,7 +157,7 @@ def _sharded(training: Stateful) -> nn.Module | None:
 
 
 def _check(value: Any, name: str) -> None:
-    """Refuses, before anything is written, what could not be read back without running code."""
+    """Refuse, before anything is written, values that could not be read back without running code."""
     if isinstance(value, dict) and type(value) in (dict, OrderedDict, Counter):
         for key, part in value.items():
             _check(part, f"{name}[{key!r}]")

@@ -131,7 +131,7 @@ class Promised:
         self._spent.add(self._plan.noise_multiplier(self.place - 1))
 
     def released(self) -> None:
-        """Nothing follows from an answer here: the plan is fixed."""
+        """Do nothing, because the plan is fixed."""
 
     def learn(self, step: TrainingStep, bounds: Bounds) -> Bounds:
         return bounds

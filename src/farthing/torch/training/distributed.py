@@ -61,7 +61,7 @@ def digests(examples: Examples, key: int) -> tuple[int, int, int]:
 
 
 def refuse_different(found: list[tuple[int, int, int]]) -> None:
-    """Raises, alike on every rank, where the ranks' digests differ.
+    """Raise, on every rank, if the ranks' digests differ.
 
     Records that a dataset draws anew every time they are read are compared by their form only.
     """
@@ -185,7 +185,7 @@ def ranks(device: torch.device, group: Group | None = None) -> Ranks | None:
 
 
 def same_records(together: Ranks, examples: Examples) -> None:
-    """Raises on every rank where the ranks hold different records, before anything is asked."""
+    """Raise, on every rank, if the ranks hold different records, before anything is asked."""
     (key,) = together.tell(new_key())
     own = torch.tensor(digests(examples, key), dtype=torch.int64, device=together.device)
     found = [torch.empty_like(own) for _ in range(together.size)]
@@ -235,7 +235,7 @@ class Alone:
     turns: Beginnings = field(default_factory=Beginnings)
 
     def ask(self, query: Query) -> Released:
-        """`Ledger.ask`."""
+        """Call `Ledger.ask`."""
         answer = self.door.ask(query)
         return None if _idle(self.turns, query, answer) else answer.value, (answer.receipt,)
 
@@ -253,7 +253,7 @@ class Leader:
     turns: Beginnings = field(default_factory=Beginnings)
 
     def ask(self, query: Query) -> Released:
-        """`Ledger.ask`; the released value goes to every rank."""
+        """Call `Ledger.ask`, and send the released value to every rank."""
         spread = Query(query.sampler, _Parts(query.contribution, self.together), query.bound, query.mechanism)
         try:
             answer = self.door.ask(spread)
@@ -322,7 +322,7 @@ class _Parts:
 
 
 def _part(contribution: Contribution, together: Ranks, batch: Batch | PaddedBatch, bound: Any) -> Tensor:
-    """This rank's sum, added to the others'. An error here is told to all before it is raised."""
+    """Return this rank's sum plus the others'; an error is sent to all ranks before it is raised."""
     part = batch.part(together.rank, together.size)
     try:
         with totals.among(len(batch)):

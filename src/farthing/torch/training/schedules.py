@@ -211,7 +211,7 @@ class Bounds:
         return released if self._adaptive is None else self._adaptive.learn(bound, released, batch_size)
 
     def covers(self, steps: int) -> None:
-        """Raises unless there is a bound for every one of ``steps`` batches."""
+        """Raise unless there is a bound for each of ``steps`` batches."""
         if isinstance(self._clip, list) and len(self._clip) < steps:
             raise InvalidValue(
                 f"clip_norm must have a value for each of {steps} steps, got {len(self._clip)}"

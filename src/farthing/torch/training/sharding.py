@@ -52,7 +52,7 @@ def like(parameter: Tensor, whole: Tensor) -> Tensor:
 
 
 def refuse_shards(model: nn.Module, optimizers: Sequence[Any], average: float | None, ranks: int) -> None:
-    """Refuses, before anything is charged, what cannot be done with shards."""
+    """Refuse, before anything is charged, options that do not work with shards."""
     if not sharded(model):
         return
     held: list[Any] = [p for p in model.parameters() if is_shard(p)]
