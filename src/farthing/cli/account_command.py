@@ -52,7 +52,7 @@ def account(
     delta: Annotated[float | None, option(number, "Print epsilon at this delta.")] = None,
     epsilon: Annotated[
         float | None,
-        option(number, "Print delta at this epsilon; with --delta, say whether epsilon stays within it."),
+        option(number, "Print delta at this epsilon; with --delta, check whether epsilon is at most this."),
     ] = None,
     accountant: Annotated[str, _ACCOUNTANT] = Accountant.PLD.value,
     adjacency: Relation = Adjacency.ADD_REMOVE,

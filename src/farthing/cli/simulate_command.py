@@ -128,7 +128,7 @@ def simulate(
 ) -> int:
     """Simulate training over clients that keep their records.
 
-    Each client has a budget of its own. Ctrl-C ends it with the rounds that were taken.
+    Each client has its own budget. Ctrl-C ends the simulation and keeps the model of the last round.
     """
     from farthing.federated import jobs
 
