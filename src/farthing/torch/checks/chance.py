@@ -1,15 +1,15 @@
 """Check the random numbers that a model draws: that they are private, and that rare ones do no harm.
 
 Sums run on torch's generators under a secret seed (`farthing.torch.training.randomness`). A model that seeds
-them itself makes its numbers public, and so are those of a generator with a seed of its own: an example's
-numbers then follow from its place in the batch, and one that comes or goes moves all the others'. Numbers
-from Python's generator or numpy's are as public as their seeds. They may be shared by all examples
-(`farthing.torch.gradients.isolation`); book-keeping cannot tell whether they are.
+them itself, or that has a generator with its own seed, makes its random numbers public: the numbers of an
+example then depend on its position in the batch, so an added or removed example changes the numbers of all
+others. Numbers from Python's or numpy's generator are as public as the seeds of these. In isolation all
+examples may share them (`farthing.torch.gradients.isolation`); book-keeping cannot tell whether they do.
 
-What a dataset's own code draws there is drawn from secret seeds (`hidden`).
+A dataset's own code draws from Python's and numpy's generators under secret seeds (`hidden`).
 
-A model may mix examples by chance only ("in one batch of twenty, mixup"). `AtQuantile` makes every draw of
-torch as small, or as large, as it hardly ever is, so that what rare numbers decide is decided.
+A model may mix examples in rare cases only ("mixup in one batch of twenty"). `AtQuantile` gives every draw of
+torch a value that is rarely so small or so large, so that such cases occur in the check.
 
 >>> with AtQuantile(0.999) as draws:
 ...     bool(torch.rand(()) > 0.99), int(torch.randint(20, ())), draws.seen

@@ -1,9 +1,9 @@
 """Remember the records that this process trained on, to warn about scores computed on them.
 
-A loss or an accuracy of training records is a release that nobody paid for. `evaluate` asks here whether what
-it was given as public are such records: a dataset (or a part of one) by what it is and by its indices,
-tensors by some of their rows, so that a copy, a slice or another order of them is noticed as well. What is
-kept of rows are 64-bit hashes under a key of this process.
+A loss or an accuracy on training records is a release that is not paid for. `evaluate` asks this module
+whether data that it was given as public are training records. A dataset (or a part of one) is recognised by
+its identity and indices; tensors are recognised by some of their rows, also in a copy, a slice or another
+order. Only 64-bit hashes of rows are kept, under a secret key of this process.
 
 >>> x, y = torch.randn(100, 3), torch.arange(100)
 >>> remember((x, y))

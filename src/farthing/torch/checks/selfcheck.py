@@ -1,15 +1,16 @@
 """Check before the first batch that examples stay apart and that book-keeping computes the right gradient.
 
-A bound on each example's gradient means nothing where one example moves another's: batch normalisation,
-batch statistics in a forward, a loss divided by the size of the batch. And book-keeping misses a weight that
-is used past its module. All of that is refused here, naming the module and what to do instead.
+A bound on each example's gradient is worthless if one example changes another's gradient: by batch
+normalisation, batch statistics in a forward pass, or a loss divided by the size of the batch. Book-keeping
+also misses a weight that is used outside its module. All of this is refused here; the error names the module
+and says what to do instead.
 
-The check runs on made-up examples (`farthing.torch.checks.probe`), never on private ones: what it finds
-depends on the model and on public shapes only, so a refusal reveals nothing about the records and costs no
-budget. Examples are exchanged and batches made larger and smaller (`farthing.torch.checks.independence`).
-That is a check and no proof; `farthing.torch.gradients.isolation` needs none.
+The check runs on made-up examples (`farthing.torch.checks.probe`), never on private ones. Its result depends
+on the model and on public shapes only, so a refusal reveals nothing about the records and costs no budget.
+Examples are exchanged, and batches are made larger and smaller (`farthing.torch.checks.independence`). This
+is a check, not a proof; `farthing.torch.gradients.isolation` needs none.
 
-What needs no gradient comes first: is it a model, and are its weights there yet?
+Before that, two checks need no gradient: whether it is a model, and whether its weights exist yet.
 """
 
 import contextlib

@@ -1,12 +1,12 @@
 """Capture work on a GPU in a CUDA graph and replay it, mainly bounded sums of batches.
 
-A small model's step is a hundred launches of a few microseconds each, and Python is slower than that; a large
-model's is a thousand, and without a graph Python has to wait and see whether an example is not finite. A
-graph needs shapes that do not change, so a batch is copied into buffers that hold a few more rows: a 16th at
-most, or up to the next multiple of 32 where a batch is quick. Rows that only fill up get weight 0. Batches of
-nearly the same size share few graphs, and all graphs share their buffers. What a rule's numbers are may
-change from run to run; its `ClipRule.graph_key` may not. A model that cannot be captured (one that waits for
-the GPU in its forward, say), or not in the memory there is, goes on without.
+A small model's step is a hundred launches of a few microseconds each, which is faster than Python can issue
+them; a large model's step is a thousand launches, and without a graph Python has to wait to see whether an
+example is not finite. A graph needs shapes that do not change, so a batch is copied into buffers with a few
+more rows: at most a 16th more, or up to the next multiple of 32 if a batch is fast. Rows that only fill up
+get weight 0. Batches of nearly the same size share a graph, and all graphs share their buffers. The numbers
+of a rule may change from run to run; its `ClipRule.graph_key` may not. A model that cannot be captured (for
+instance because its forward waits for the GPU, or because memory is short) runs without graphs.
 """
 
 import time

@@ -1,8 +1,9 @@
 """Define a rule per layer: its forward pass under a tape, and the terms of its per-example gradients.
 
-A rule is called in place of the module's own forward as ``rule(tape, module, own, *args)``. What has no rule
-is mapped: its parameters are copied once for each example, and torch.func.vmap runs the module's own
-forward, so that their gradients come out one by one. `layer_rule` adds a rule for a class of one's own.
+A rule is called in place of the module's own forward, as ``rule(tape, module, own, *args)``. A module without
+a rule is mapped: its parameters are copied once for each example, and torch.func.vmap runs the module's own
+forward, so that the gradients of the copies are per-example gradients. `layer_rule` adds a rule for a class
+of your own.
 """
 
 from collections.abc import Callable, Collection, Iterator

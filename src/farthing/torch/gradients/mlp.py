@@ -1,9 +1,9 @@
 """Sum bounded gradients of plain MLPs on a CPU: linear layers with elementwise functions between them.
 
-Such models are so quick that noting use by use what gradients are made of takes as long as the products. Here
-both passes are written out, in memory that stays; squared norms and factors come from kernels in C where
-there are some. What comes out is what `bookkeeping` makes of its terms: `Stack.of` finds out whether a model
-is a stack, and `bookkeeping.Gradient.check` compares both on made-up examples before the first private one.
+Such models are so fast that recording the factors of gradients, use by use, takes as long as the products.
+Here both passes are written out and reuse their memory; squared norms and factors are computed by kernels in
+C if available. The results equal those of `bookkeeping`: `Stack.of` finds out whether a model is such a
+stack, and `bookkeeping.Gradient.check` compares both ways on made-up examples before the first private one.
 """
 
 from collections.abc import Callable, Iterator

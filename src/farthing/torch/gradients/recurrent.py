@@ -10,12 +10,12 @@ backward pass needs besides the next step's gradient is made for all steps at on
 handful of operations in memory that is there. Hidden weights get no gradient: terms come from that of the
 projected input.
 
-In reduced precision on a GPU, cuDNN goes through the steps of LSTMs and GRUs: given the projected input and
-the identity to project it with, what it finds for its input is the gradient of the gates.
+In reduced precision on a GPU, cuDNN runs the steps of LSTMs and GRUs. It is given the projected input and an
+identity matrix as the input projection, so its gradient of the input is the gradient of the gates.
 
-Sequences of a PackedSequence are padded, and a step changes the state of those alone that still run: an
-example's outputs and gradient are those of its own sequence, however long the others are. A padded step has a
-gradient of zero. What comes back is packed as what came in.
+Sequences of a PackedSequence are padded, and a step changes only the states of sequences that have not ended,
+so an example's outputs and gradient do not depend on the lengths of the others. A padded step has a gradient
+of zero. The output is packed like the input.
 """
 
 from typing import Any

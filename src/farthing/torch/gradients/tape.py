@@ -1,10 +1,12 @@
 """Record one forward and one backward pass on a tape, with the terms of per-example gradients by use.
 
-While a tape runs, the rules of `farthing.torch.gradients.layers` stand in for the forward of every module
-that holds trainable parameters, and these do not require gradients: the backward pass computes output
-gradients only. Where several records make an example (a user, several views), they are its further positions.
+While a tape runs, the rules of `farthing.torch.gradients.layers` replace the forward of every module that
+holds trainable parameters, and these parameters do not require gradients: the backward pass computes
+gradients of outputs only. If several records make up an example (a user, several views), they count as
+further positions of it.
 
-Beside it stand calls of a model with one input or several, and both passes of a model under a tape.
+The module also has helpers that call a model with one input or several, and that run both passes of a model
+under a tape.
 """
 
 import threading

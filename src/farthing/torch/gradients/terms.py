@@ -1,14 +1,15 @@
 """Represent per-example gradients of one parameter in factored form: norms and weighted sums only.
 
-A layer's gradient is a sum over positions (tokens, pixels, uses of a tied weight) of outer products
-u_t ⊗ v_t. Such a `Term` answers `norms`, the norm of every example's gradient, and `add`, the
-weighted sum; `rows` makes the gradients themselves where nothing cheaper will do. The ways to the norm:
+A layer's gradient is a sum over positions (tokens, pixels, uses of a tied weight) of products u_t ⊗ v_t.
+A `Term` in this form has a method `norms`, for the norm of every example's gradient, and a method `add`, for
+the weighted sum; `rows` makes the gradients themselves if nothing cheaper works. Ways to compute the norm:
 
 * one position: |u|² |v|²;
 * rows: the gradients are made, measured, kept, and summed by one product with the weights;
-* again: the same in parts that are dropped; the sum is then the layer's own product with weighted u. What
-  rounding hid of rows whose positions cancel is in that sum, so norms are rounded up by it (`rounded_up`).
-  Convolutions of few positions have a kernel that makes the very same rows twice instead, in registers;
+* again: the same in parts that are dropped; the sum is then the layer's own product with weighted u. If the
+  positions of a row cancel, that sum may exceed the measured row by a rounding error, so norms are rounded up
+  by this error (`rounded_up`). Convolutions with few positions have a kernel that makes identical rows twice,
+  in registers;
 * gram: Σ_ts (u_t · u_s)(v_t · v_s) (Goodfellow 2015; Li et al. 2022), for few positions and wide layers.
 """
 

@@ -1,7 +1,7 @@
 """Represent gradients that kernels on a GPU make in registers: those of convolutions and linear layers.
 
-Rows are kept where they take no more memory than what they are made of. Elsewhere they are made twice, once
-to be measured and once to be added up, by the same machine code (`farthing.torch.kernels.gradient_tiles`).
+Rows are kept if they take no more memory than their factors. Otherwise they are made twice, once to be
+measured and once to be added, by the same machine code (`farthing.torch.kernels.gradient_tiles`).
 """
 
 import math

@@ -1,7 +1,7 @@
 """Choose how terms compute their norms: the fastest way at first sight, and the memory that it uses.
 
-What is chosen follows from shapes, from time and from settings, never from a record: on a CPU the ways of a
-term are timed on some examples of the first batch, and all give the same sums, to rounding.
+The choice depends on shapes, on timings and on settings, never on a record: on a CPU the ways of a term are
+timed on some examples of the first batch. All ways give the same sums, up to rounding.
 """
 
 import math

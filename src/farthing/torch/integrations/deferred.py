@@ -1,8 +1,8 @@
 """Leave the optimiser's step to a framework that keeps its own loop.
 
 Lightning and Hugging Face's Trainer call the optimiser themselves, between their own hooks. `defer` makes a
-run end each update where the released gradient lies in the parameters' ``grad``; the step, which is
-post-processing, is then theirs.
+run stop each update when the released gradient is in the parameters' ``grad``; the framework then takes the
+step, which is post-processing.
 
 >>> import farthing as ft
 >>> model = torch.nn.Linear(3, 2)

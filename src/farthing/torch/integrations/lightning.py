@@ -4,13 +4,13 @@
     trainer = Trainer(callbacks=[private], max_epochs=-1)    # it ends when the budget is spent
     trainer.fit(module, private.batches, val_dataloaders=public)
 
-Lightning's loop draws batches, and hands each to hooks, loggers and `training_step`; a loss logged there is
-a release that nobody paid for. So with this callback no private record enters the loop: the Trainer counts
-*batches*, 0, 1, 2, …, and where it would call the module's `training_step`, one batch is asked of the ledger
+Lightning's own loop draws batches and passes each to hooks, loggers and `training_step`; a loss logged there
+is a release that is not paid for. With this callback no private record enters the loop: the Trainer counts
+*batches*, 0, 1, 2, …, and instead of calling the module's `training_step`, one batch is asked of the ledger
 (Poisson, every example's gradient bounded, noise on the sum). The released gradient is in the parameters'
-``grad`` when Lightning takes the optimiser's step. From there on all is Lightning's: schedules, checkpoints,
-validation on public data, early stopping, loggers. What is logged by itself is public: the share of the plan
-that is used, batches left, clipping norm and noise multiplier.
+``grad`` when Lightning takes the optimiser's step. The rest is Lightning's: schedules, checkpoints,
+validation on public data, early stopping, loggers. The callback logs public numbers: the used share of the
+plan, batches left, clipping norm and noise multiplier.
 
 Guarantee: that of `farthing.torch.training.loop.train`, which draws the batches, clips and adds the noise.
 """

@@ -2,12 +2,11 @@
 
 A linear layer's gradient is Σ_t δ_t ⊗ a_t over its positions t. Clamping every coordinate of it
 (`farthing.queries.bounds.ClipCoordinates`) does not scale an example as a whole, so norms and one weighted
-product do not give the sum: every coordinate of every example has to be looked at. Here that happens in
-registers, by a Triton kernel on a GPU and by a C kernel on a CPU, and else in pieces that stay in the cache.
+product do not give the sum: every coordinate of every example has to be computed. A Triton kernel on a GPU
+and a C kernel on a CPU do this in registers; otherwise it is done in pieces that fit into the cache.
 
-Examples must be finite: who is not is zeroed by the caller, as a whole. A gradient that overflows all the
-same is clamped, and counts as zero where it is not a number. Sums round as `farthing.torch.kernels.totals`
-says.
+Examples must be finite; the caller sets others to zero as a whole. If a gradient still overflows, it is
+clamped, and NaN counts as zero. Sums round as `farthing.torch.kernels.totals` says.
 
 >>> out = torch.zeros(1, 2)
 >>> clamped_sum(torch.ones(3, 1), torch.tensor([[2.0, -5.0]] * 3), 1.5, out)

@@ -9,13 +9,10 @@ the counter), a block into eight words, a word into a sample: its first bit is t
 for all uniforms u that begin with them, and |Z| = -Φ⁻¹(u/2). The quantile is a rational function of 1 - u
 above u = 0.2 and of √-log(u/2) below, fitted to a relative error under 2⁻⁵⁶. Rounding brings that to less
 than 2⁻⁵⁰, which the tests hold it to; `ERROR` allows 2⁻⁴⁹. Where a cell edge is within that error, or within
-the width of the word's interval, the kernel does not decide: it notes the place, and `noise_pool.settle`
-decides from the same word in exact arithmetic.
+the width of the word's interval, the kernel does not decide: it notes the place, and
+`farthing.torch.kernels.noise.settle` decides from the same word in exact arithmetic.
 
-A Triton kernel: AdaDP's step, all of it in one pass over the coordinates.
-
-Imported only where Triton is installed; see `farthing.torch.kernels.lattice_noise`. Tensors must be
-contiguous.
+**AdaDP.** `adapted` takes a step of AdaDP in one pass over the coordinates.
 """
 
 import struct

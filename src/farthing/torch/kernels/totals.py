@@ -39,16 +39,16 @@ of positions, and the slack covers it for small batches only.
 ...     chain()
 88
 
-Matrix products in the order in which a CPU is quick: its libraries want the wide side of a result inside.
+**Order of products.** CPU libraries are fast if the wide side of a result is the inner one: a result with a
+few columns leaves vector registers half empty, and its transpose does not. Both orders give the same sums, up
+to rounding.
 
-A result with a few columns leaves vector registers half empty; its transpose does not. Both give the same
-sums, to rounding.
+**Precision.** A GPU may round factors of float32 products to ten bits (TF32) if that is allowed, and a CPU
+with matrix units to seven (bfloat16). Sums on a CPU are always computed in full float32 (`exact`).
 
-How precisely a device multiplies float32: a GPU may round factors to ten bits (TF32) where that is allowed,
-and a CPU with matrix units to seven (bfloat16). Sums on a CPU are `exact` as a whole.
-
-A norm and the sum that it bounds may be found in different ways. Where both are coarse they differ by what
-their products lose, and norms are rounded up by that; where that is not done, both are made `exact`.
+A norm and the sum that it bounds may be computed in different ways. If both are coarse, they differ by the
+rounding of their products, and norms are rounded up by that amount; where norms are not rounded up, both are
+computed in full float32 (`exact`).
 """
 
 import threading

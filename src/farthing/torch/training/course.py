@@ -1,9 +1,10 @@
 """Track the course of a run: the terms of each batch, the progress, and the released values.
 
-A *promised* course has its number of batches. A *filtered* one does not: every batch is charged to the
-ledger's privacy filter, its terms may follow from what was released (`adapting`), and the run is over when
-the ledger refuses a batch. No number of batches is known there: the share of the budget that is used stands
-for it in `Step.share`, and `Training.steps` and the default learning rate go by how many more would fit.
+A *promised* course has a fixed number of batches. A *filtered* one does not: every batch is charged to the
+ledger's privacy filter, its terms may depend on released values (`adapting`), and the run ends when the
+ledger refuses a batch. Its number of batches is not known in advance, so `Step.share` is the used share of
+the budget, and `Training.steps` and the default learning rate use the number of further batches that would
+fit.
 """
 
 import math

@@ -17,7 +17,7 @@ Then the noise is what makes T batches spend the whole budget, by tight accounti
 >>> plan.steps, round(plan.expected_batch_size), round(plan.noise_multiplier(0), 2)
 (1131, 1790, 2.16)
 
-What is settled before a run begins: its examples, ledger, plan and promise. Nothing is charged here.
+This module also settles examples, ledger and promise before a run begins. Nothing is charged here.
 """
 
 import copy

@@ -1,16 +1,16 @@
 """Give dropout and augmentation secret random numbers, and restore torch's generators afterwards.
 
-What a model or a transform draws for one example depends on how many examples came before it in its batch. As
-long as nobody knows the generator's state these are fresh, independent draws for every example, and whether
-one more example is there changes nothing for the others. So every sum runs on a seed from the operating
-system, and the state that the caller sees afterwards is the one before: it does not tell how large batches
-were.
+The random numbers that a model or a transform draws for one example depend on how many examples came before
+it in its batch. As long as the generator's state is secret, these are fresh, independent draws for every
+example, and one more example changes nothing for the others. So every sum uses a seed from the operating
+system, and the caller's generator state is restored afterwards, so that it does not reveal the size of
+batches.
 
-A dataset's own code may draw from Python's generator, or from numpy's, which people seed for everybody to
-know ("seed everything"); so may a model in isolation. Where such code runs these two are hidden as well.
+A dataset's own code, or a model in isolation, may draw from Python's or numpy's generator, which people often
+give a public seed. Where such code runs, these two generators are seeded with secrets as well.
 
-For the same reason a transform that draws elsewhere is refused, or from a seed of its own, and one that mixes
-examples as well: it would move other examples' gradients with the one that comes or goes.
+For the same reason a transform is refused if it draws from other generators or from a seed of its own, and so
+is one that mixes examples: an added or removed example would change the gradients of others.
 """
 
 import os

@@ -9,8 +9,8 @@ gradients are added before they are clipped.
 >>> [(tuple(inputs.shape), targets.tolist()) for inputs, targets, weights in batch.physical_batches(2)]
 [((2, 2), [1, 0]), ((1, 2), [1])]
 
-At user level a person with fewer than ``records_per_user`` records is filled up with blanks of weight 0; of
-one with more the first count. Who comes or goes changes nothing for the others.
+At user level, a person with fewer than ``records_per_user`` records is filled up with blanks of weight 0; of
+a person with more, the first are used. Adding or removing a person changes nothing for the others.
 
 >>> people = Examples(examples.tensors, users=["a", "b", "a", "a", "c", "b"], records_per_user=2)
 >>> inputs, targets, weights = next(people.take(slice(None)).physical_batches(64))
