@@ -1,7 +1,8 @@
 """Attack methods one after the other for ``farthing audit``, and list the verdicts in a table.
 
-Beside attacks there are laws (`audit.laws`, `audit.prices`, `audit.charges`): what must hold of noise, clips,
-draws, prices and books whatever is asked. ``farthing audit laws`` looks at those alone, ``--all`` at both.
+Beside attacks there are laws (`audit.laws`, `audit.prices`, `audit.charges`): statements about noise,
+clipping, draws, prices and charges that must hold for every query. ``farthing audit laws`` checks the laws
+only, ``--all`` runs attacks and laws.
 """
 
 import logging

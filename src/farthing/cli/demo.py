@@ -1,8 +1,8 @@
 """``make demo``: private models of the embedded Adult data, trained until their budget is spent; a report.
 
-The default and two other methods, each under ε = 1 and a few more, 488 simulated clients who train together
-without showing their records to anybody, and an audit. Everything goes into the folder ``farthing-demo``;
-a second run replaces it. Nothing is opened, nothing is fetched.
+It trains the default and two other methods at ε = 1 and a few other values, simulates 488 clients that train
+together and keep their records, and runs an audit. All files go into the folder ``farthing-demo``; a second
+run replaces them. Nothing is opened, nothing is fetched.
 """
 
 import io

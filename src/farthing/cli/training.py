@@ -1,9 +1,9 @@
 """Run the training command: from a table and a public schema to a private model.
 
-Everything that can be wrong is looked at before the first charge: the schema, the tables, where the model
-will be written, and, at a rehearsal on made-up rows, the method itself. Messages name files, columns and what
-was declared, never a cell of a table. No record decides whether it is refused: one with a label that is not
-declared, or without a number where one is, counts as nothing. With ``strict`` it does, and `STRICT` says so.
+All input is checked before the first charge: the schema, the tables, the output files and, by a rehearsal on
+made-up rows, the method itself. Messages name files, columns and declarations, never a cell of a table. No
+record decides whether a table is refused: a record whose label is not declared, or that lacks a number,
+contributes nothing. With ``strict`` such a record causes a refusal, and `STRICT` says so in the guarantee.
 """
 
 import json

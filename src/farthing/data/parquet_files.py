@@ -1,10 +1,9 @@
 """Read Parquet files as columns of numbers and text, some thousand records at a time.
 
-The declared type of a column alone decides how its cells are read, so that no record changes what others are
-read as: fractions are floats, a missing one NaN; dates and times are days (of the zone that the type names),
-a missing one NaT; whole numbers
-and booleans are Python's own, and text is text, a missing value "", as in a CSV file. Messages name the file,
-a requested column or a type, never a cell.
+The declared type of a column alone decides how its cells are read, so that no record changes how others are
+read. Fractions are floats, NaN if missing; dates and times are days (of the zone that the type names), NaT if
+missing; whole numbers and booleans are Python's own; text is text, "" if missing, as in a CSV file. Messages
+name the file, a requested column or a type, never a cell.
 """
 
 from collections.abc import Iterable, Iterator

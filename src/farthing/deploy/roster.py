@@ -1,8 +1,9 @@
 """Keep the roster of a run: what each party announced, the state that it is in, and who comes and goes.
 
-`PartyRoster` greets every enrolled party, proposes terms, notes who answers. A party that missed ``patience``
-rounds in a row is away: it is not waited for. Who is away, or never came, is greeted again in the first
-exchange of every round, at no charge; who replies takes part from the next round on. All of it is public.
+`PartyRoster` greets every enrolled party, proposes terms, and notes which parties answer. A party that missed
+``patience`` rounds in a row is away, and rounds no longer wait for it. Parties that are away, or never came,
+are greeted again in the first exchange of every round, at no charge; a party that replies takes part from the
+next round on. All of this is public.
 """
 
 import logging

@@ -6,9 +6,10 @@ It recomputes the hash chain, every state and the spend (of a promised plan, by 
 and exits with 0 (in order), 1 (not, and why) or 2 (unreadable). A chain shows that rows belong together, not
 that they are the first ones written: if the HASH of the newest row was kept elsewhere, pass it too.
 
-What it takes on trust: a refund gives back answers that were reserved and not used. It checks that no row
-gives back more than it holds, nor an answer that was kept under a key; that the rest were never released no
-row can show. So it says how many were given back, and what was spent at most had all of them been released.
+It takes one thing on trust: a refund gives back answers that were reserved and never released. It checks that
+no row gives back more than it holds, nor an answer that was kept under a key, but no row can prove that the
+other answers were never released. So it reports their number, and the largest spend if all of them had been
+released.
 """
 
 import copy
