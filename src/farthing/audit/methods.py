@@ -101,13 +101,13 @@ MODELS = (
 
 
 def _weights(steps: Iterator[Step]) -> Iterator[Step]:
-    """Yield the steps of an additive model with its linear weights alone, as many whatever was learnt."""
+    """Yield the steps of an additive model with its linear weights only, whose number is fixed."""
     for step in steps:
         yield replace(step, w=(step.w.weights, step.w.constant))
 
 
 class _Flat:
-    """A linear model at flat weights, in place of a network: clients answer for it in the same way."""
+    """A linear model at flat weights, which clients treat like a network."""
 
     gradient = LinearGradient(logistic, Features(2, intercept=0.0))
 
@@ -124,63 +124,65 @@ def _classifier(width: int = 2, intercept: bool = True) -> Problem:
     return Problem(logistic, 8, width, intercept=intercept)
 
 
-def _numbers(loss: Loss, claim: Budget) -> TrainedTarget:
+def _numbers(loss: Loss) -> TrainedTarget:
     """Return the solver of losses of numbers as a target."""
     problem = Problem(loss, 8, 2)
-    return TrainedTarget(lambda ledger: generalised(ledger, problem), linear_pair(), claim, runs=480)
+    return TrainedTarget(lambda ledger: generalised(ledger, problem), linear_pair(), _CLAIM, runs=480)
 
 
 Attacked = Target | MenuGame | TuningGame | PersonalTarget | BandedTarget | TruncatedTarget | ReleasedTarget
 
 
+_CLAIM, _PURE = Budget(8.0, DELTA), Budget(2.0, 0.0)
+_SERVER = replace(_CLAIM, observer=Observer.SERVER)
+_SWAPPED = replace(_SERVER, adjacency=Adjacency.REPLACE_ONE)
+_ALONE = _classifier(intercept=False)
+
+
 @functools.cache
 def targets() -> dict[str, Attacked]:
     """Return everything that can be attacked, by name."""
-    claim, pure = Budget(8.0, DELTA), Budget(2.0, 0.0)
+    return {**_tables(), **_clients(), **_mechanisms(), **released.targets(), **_plans()}
+
+
+def _tables() -> dict[str, Attacked]:
+    """Return the methods for tables."""
     fit, line = _classifier(), Problem(squared, 8, 2)
-    alone = _classifier(intercept=False)
     slope = Problem(Pinball(width=1e-6), 8, 1, intercept=False)
     through = Problem(squared, 8, 1, intercept=False, unit=False)
     boosted, numbers = Problem(logistic, 8, 2, unit=False), Problem(squared, 8, 2, unit=False)
     pair, pulled = linear_pair(), Problem(logistic, 1000, 2, intercept=False)
-    server = Budget(8.0, DELTA, observer=Observer.SERVER)
-    swapped = replace(server, adjacency=Adjacency.REPLACE_ONE)
-    rows = PerExample(lambda part, w: part[0])
-    ties = Rows(np.zeros((3, 21))), Rows(np.vstack([np.zeros((3, 21)), np.append(0.0, -np.ones(20))]))
-    ones = Rows(np.zeros((3, 2))), Rows(np.vstack([np.zeros((3, 2)), [[3.0, 4.0]]]))
-    signs = Rows(-np.ones((2, 1))), Rows(np.array([[-1.0], [1.0]]))
     one = Features(2, intercept=0.0)
-    drawn_noise = least_noise(Invitation(0.25, Exactly(1), rounds=4), replace(swapped, delta=1e-3), 2)
     return {
-        "descent": TrainedTarget(lambda ledger: descent(ledger, fit), outvoted_pair(), claim, runs=400),
+        "descent": TrainedTarget(lambda ledger: descent(ledger, fit), outvoted_pair(), _CLAIM, runs=400),
         "svm": TrainedTarget(
-            lambda ledger: descent(ledger, Problem(huber_hinge, 8, 2)), outvoted_pair(), claim, runs=500
+            lambda ledger: descent(ledger, Problem(huber_hinge, 8, 2)), outvoted_pair(), _CLAIM, runs=500
         ),
         "additive": TrainedTarget(
-            lambda ledger: _weights(additive(ledger, boosted, trees=4)), binned_pair(), claim, runs=300
+            lambda ledger: _weights(additive(ledger, boosted, trees=4)), binned_pair(), _CLAIM, runs=300
         ),
         "additive-regression": TrainedTarget(
-            lambda ledger: _weights(additive(ledger, numbers, trees=4)), binned_pair(), claim, runs=300
+            lambda ledger: _weights(additive(ledger, numbers, trees=4)), binned_pair(), _CLAIM, runs=300
         ),
         "dpagd": TrainedTarget(
-            lambda ledger: dpagd(ledger, fit, splits=8), pulled_pair(0.0), claim, ZcdpFilter, runs=1000
+            lambda ledger: dpagd(ledger, fit, splits=8), pulled_pair(0.0), _CLAIM, ZcdpFilter, runs=1000
         ),
         "dpsgd": TrainedTarget(
             # without an intercept, which all records move, and in steps that leave every gradient clipped
             lambda ledger: dpsgd(
-                ledger, alone, sampling_rate=0.8, noise_multiplier=2.0, clip_norm=0.25, step=0.01
+                ledger, _ALONE, sampling_rate=0.8, noise_multiplier=2.0, clip_norm=0.25, step=0.01
             ),
             pair,
-            claim,
+            _CLAIM,
             runs=600,
             stepwise=True,
         ),
         "dpsgd-step": SteppedTarget(1.386, 0.1, 100),
         "sgd-adv": TrainedTarget(
             # few steps: its noise is meant for ε = 8, and that of any number of them is 1.1 exactly
-            lambda ledger: sgd_adv(ledger, alone, sampling_rate=0.9, steps=4, clip_norm=0.25, step=0.01),
+            lambda ledger: sgd_adv(ledger, _ALONE, sampling_rate=0.9, steps=4, clip_norm=0.25, step=0.01),
             pair,
-            claim,
+            _CLAIM,
             runs=6000,
             stepwise=True,
             model=False,
@@ -190,7 +192,7 @@ def targets() -> dict[str, Attacked]:
         "objective": TrainedTarget(
             lambda ledger: objective(ledger, Problem(logistic, 200, 2, intercept=False)),
             outvoted_pair(),
-            claim,
+            _CLAIM,
             BasicFilter,
             runs=800,
         ),
@@ -198,7 +200,7 @@ def targets() -> dict[str, Attacked]:
             # of one feature: noise is paid for in L1, and a row along one of two is shorter than its bound
             lambda ledger: solve_pure(ledger, Problem(logistic, 200, 1, intercept=False)),
             outvoted_pair(width=1),
-            pure,
+            _PURE,
             BasicFilter,
             Unknown(),
             4000,
@@ -207,18 +209,18 @@ def targets() -> dict[str, Attacked]:
             # two classes share the others, so that the record curves the objective where it is surprising
             lambda ledger: solve_pure(ledger, Problem(multinomial, 200, 1, 3, intercept=False)),
             pulled_pair(0.0, 2.0, width=1),
-            pure,
+            _PURE,
             BasicFilter,
             Unknown(),
             3500,
             threshold=1.3,
         ),
-        "output": TrainedTarget(lambda ledger: output(ledger, pulled), pulled_pair(0.0), claim, runs=1000),
+        "output": TrainedTarget(lambda ledger: output(ledger, pulled), pulled_pair(0.0), _CLAIM, runs=1000),
         "privgene": TrainedTarget(
             # of two candidates the record prefers one by all that a record may, in every round
             lambda ledger: privgene(ledger, slope, candidates=2, parents=1, rounds=32, spread=0.25),
             corner_pair(),
-            claim,
+            _CLAIM,
             ZcdpFilter,
             runs=400,
             model=False,
@@ -226,83 +228,76 @@ def targets() -> dict[str, Attacked]:
         "majority": TrainedTarget(
             lambda ledger: majority(ledger, _classifier(1)),
             trailing_pair(),
-            pure,
+            _PURE,
             BasicFilter,
             Unknown(),
             5000,
             model=False,
             threshold=0.0,  # there are two outcomes: nothing to choose
         ),
-        "least-squares": TrainedTarget(lambda ledger: least_squares(ledger, line), pair, claim, runs=500),
-        "quantile": _numbers(Pinball(), claim),
-        "huber": _numbers(Huber(), claim),
-        "poisson": _numbers(LogLinear(), claim),
-        "adassp": TrainedTarget(lambda ledger: adassp(ledger, line), pair, claim, runs=2000),
-        "sufficient": TrainedTarget(lambda ledger: sufficient(ledger, line), pair, claim, runs=500),
+        "least-squares": TrainedTarget(lambda ledger: least_squares(ledger, line), pair, _CLAIM, runs=500),
+        "quantile": _numbers(Pinball()),
+        "huber": _numbers(Huber()),
+        "poisson": _numbers(LogLinear()),
+        "adassp": TrainedTarget(lambda ledger: adassp(ledger, line), pair, _CLAIM, runs=2000),
+        "sufficient": TrainedTarget(lambda ledger: sufficient(ledger, line), pair, _CLAIM, runs=500),
         "gradient": TrainedTarget(
-            lambda ledger: noisy_gradient(ledger, line), pulled_pair(-1.0), claim, runs=900
+            lambda ledger: noisy_gradient(ledger, line), pulled_pair(-1.0), _CLAIM, runs=900
         ),
         "functional": TrainedTarget(
             lambda ledger: functional(ledger, through),
             corner_pair(),
-            pure,  # by one record more: a replaced one moves the coefficients by about half of what is priced
+            _PURE,  # add-remove: replacing a record moves coefficients by about half of the sensitivity
             BasicFilter,
             Unknown(),
             4000,
             model=False,
         ),
-        "pca": TrainedTarget(lambda ledger: dppca(ledger, one), pair, claim, runs=600),
+        "pca": TrainedTarget(lambda ledger: dppca(ledger, one), pair, _CLAIM, runs=600),
+    }
+
+
+def _clients() -> dict[str, Attacked]:
+    """Return the methods for clients."""
+    fit, pair, tight = _classifier(), linear_pair(), Accountant.TIGHT
+    addp_tight = functools.partial(
+        addp, clip_norm=0.25, lr=0.001, rounds=8, calibration=tight, accountant=tight
+    )
+    drawn_noise = least_noise(Invitation(0.25, Exactly(1), rounds=4), replace(_SWAPPED, delta=1e-3), 2)
+    return {
         "addp": FederatedTarget(
-            lambda clients: addp(
-                clients,
-                alone,
-                clip_norm=0.25,
-                draw=Exactly(3),
-                lr=0.001,
-                rounds=8,
-                calibration=Accountant.TIGHT,
-                accountant=Accountant.TIGHT,
-            ),
+            lambda clients: addp_tight(clients, _ALONE, draw=Exactly(3)),
             opposite_pair(),
-            swapped,
+            _SWAPPED,
             runs=800,
             stepwise=True,
         ),
         "addp-poisson": FederatedTarget(
-            lambda clients: addp(
-                clients,
-                alone,
-                clip_norm=0.25,
-                draw=Poisson(0.8),
-                lr=0.001,
-                rounds=8,
-                calibration=Accountant.TIGHT,
-                accountant=Accountant.TIGHT,
-            ),
+            lambda clients: addp_tight(clients, _ALONE, draw=Poisson(0.8)),
             pair,
-            server,
+            _SERVER,
             runs=600,
             stepwise=True,
         ),
         "sgd-maj": FederatedTarget(
-            lambda clients: sgd_maj(clients, alone, clip_norm=0.25, draw=Everyone(), rounds=2, lr=0.001),
+            lambda clients: sgd_maj(clients, _ALONE, clip_norm=0.25, draw=Everyone(), rounds=2, lr=0.001),
             pair,
-            server,
+            _SERVER,
             runs=400,
             stepwise=True,
         ),
         "sgd-adv-clients": FederatedTarget(
             lambda clients: sgd_adv_clients(
-                clients, alone, clip_norm=0.25, draw=Everyone(), rounds=2, lr=0.001
+                clients, _ALONE, clip_norm=0.25, draw=Everyone(), rounds=2, lr=0.001
             ),
             pair,
-            server,
+            _SERVER,
             runs=6000,
         ),
         "fedsgd": FederatedTarget(
             lambda clients: fedsgd(clients, _Flat(), rounds=8, clip_norm=0.25, sampling_rate=0.8, lr=0.1),
             pair,
-            server,
+            _SERVER,
             runs=400,
             stepwise=True,
         ),
@@ -311,7 +306,7 @@ def targets() -> dict[str, Attacked]:
                 clients, _Flat(), rounds=2, clip_norm=0.25, sampling_rate=0.8, local_lr=0.1
             ),
             pair,
-            server,
+            _SERVER,
             runs=400,
             stepwise=True,
         ),
@@ -321,7 +316,7 @@ def targets() -> dict[str, Attacked]:
                 clients, Problem(logistic, 1, 2, intercept=False), lipschitz=0.25, lr=_short, exact=True
             ),
             opposite_pair(1),
-            replace(swapped, delta=1e-3),
+            replace(_SWAPPED, delta=1e-3),
             runs=500,
         ),
         "sgd1-drawn": FederatedTarget(
@@ -334,33 +329,38 @@ def targets() -> dict[str, Attacked]:
                 noise_multiplier=drawn_noise,
             ),
             opposite_pair(2),
-            replace(swapped, delta=1e-3),
+            replace(_SWAPPED, delta=1e-3),
             runs=1600,
             stepwise=True,
         ),
         "sgd1-seen": ObservedDrawsTarget(3.0, 3, 9),
         "sgd2": FederatedTarget(
-            lambda clients: sgd2(clients, alone, rounds=10, lipschitz=0.25, lr=_short),
+            lambda clients: sgd2(clients, _ALONE, rounds=10, lipschitz=0.25, lr=_short),
             pair,
-            server,
+            _SERVER,
             runs=400,
             stepwise=True,
         ),
         "federated-descent": FederatedTarget(
-            lambda clients: federated_descent(clients, fit), outvoted_pair(), server, runs=350, size=8
+            lambda clients: federated_descent(clients, fit), outvoted_pair(), _SERVER, runs=350, size=8
         ),
+    }
+
+
+def _mechanisms() -> dict[str, Attacked]:
+    """Return single mechanisms."""
+    rows = PerExample(lambda part, w: part[0])
+    ties = Rows(np.zeros((3, 21))), Rows(np.vstack([np.zeros((3, 21)), np.append(0.0, -np.ones(20))]))
+    ones = Rows(np.zeros((3, 2))), Rows(np.vstack([np.zeros((3, 2)), [[3.0, 4.0]]]))
+    signs = Rows(-np.ones((2, 1))), Rows(np.array([[-1.0], [1.0]]))
+    return {
         "gaussian": AskedTarget(
             Query(Everyone(), rows, ClipNorm(1.0), Gaussian(1.0)),
             ones,
             Budget(pld.epsilon(GaussianEvent(1.0), DELTA), DELTA),
             rule=GdpFilter,
             curve=GaussianCurve(),
-            statistics=(
-                statistics.largest,
-                statistics.spread,
-                statistics.frozen,
-                statistics.lowest_bit,
-            ),
+            statistics=(statistics.largest, statistics.spread, statistics.frozen, statistics.lowest_bit),
         ),
         "laplace": AskedTarget(
             Query(Everyone(), rows, ClipNorm(1.0, order=1), Laplace(1.0)),
@@ -373,18 +373,34 @@ def targets() -> dict[str, Attacked]:
         "noisy-max": AskedTarget(
             Query(Everyone(), rows, ClipValue(-1.0, 0.0), NoisyMax(0.5)),
             ties,
-            pure,
+            _PURE,
             runs=8000,
             threshold=0.0,  # one candidate is chosen more often with the record, all others less
         ),
         "noisy-max-laplace": AskedTarget(
             Query(Everyone(), rows, ClipValue(-1.0, 0.0), NoisyMax(0.5, "laplace")),
             ties,
-            pure,
+            _PURE,
             runs=8000,
             threshold=0.0,
         ),
-        **released.targets(),
+        "fixed-size": AskedTarget(
+            Query(FixedSize(1, 2), rows, ClipNorm(1.0), Gaussian(1.0)),
+            signs,
+            Budget(  # at a large δ: at a small one, what tells is too rare for thousands of runs
+                pld.epsilon(FixedSize(1, 2).amplify(GaussianEvent(1.0)), 0.05, Adjacency.REPLACE_ONE),
+                0.05,
+                Adjacency.REPLACE_ONE,
+            ),
+            RdpFilter,
+            runs=12_000,
+        ),
+    }
+
+
+def _plans() -> dict[str, Attacked]:
+    """Return plans of many answers, menus and tuning."""
+    return {
         "personal-rates": PersonalTarget((0.5, 3.0), 0.01, 8),
         "personal-weights": PersonalTarget((0.5, 3.0), 0.01, 8, "weights"),
         "menu": MenuGame(
@@ -398,17 +414,6 @@ def targets() -> dict[str, Attacked]:
         "personal-correlated": PersonalBandedTarget(groups=4, bands=4, steps=12),
         "truncated": TruncatedTarget(),
         "truncated-correlated": TruncatedBandedTarget(),
-        "fixed-size": AskedTarget(
-            Query(FixedSize(1, 2), rows, ClipNorm(1.0), Gaussian(1.0)),
-            signs,
-            Budget(  # at a large δ: at a small one, what tells is too rare for thousands of runs
-                pld.epsilon(FixedSize(1, 2).amplify(GaussianEvent(1.0)), 0.05, Adjacency.REPLACE_ONE),
-                0.05,
-                Adjacency.REPLACE_ONE,
-            ),
-            RdpFilter,
-            runs=12_000,
-        ),
     }
 
 

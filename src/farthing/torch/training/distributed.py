@@ -173,7 +173,7 @@ def _whole() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise NotReleased(f"a rank is gone; what was charged is not released: {error}") from None
+        raise NotReleased(f"a rank is gone; the charged answer is not released: {error}") from None
 
 
 def ranks(device: torch.device, group: Group | None = None) -> Ranks | None:
