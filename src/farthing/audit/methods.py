@@ -124,19 +124,13 @@ def _classifier(width: int = 2, intercept: bool = True) -> Problem:
     return Problem(logistic, 8, width, intercept=intercept)
 
 
-def _numbers(loss: Loss) -> TrainedTarget:
+def _numbers(loss: Loss, claim: Budget) -> TrainedTarget:
     """Return the solver of losses of numbers as a target."""
     problem = Problem(loss, 8, 2)
-    return TrainedTarget(lambda ledger: generalised(ledger, problem), linear_pair(), _CLAIM, runs=480)
+    return TrainedTarget(lambda ledger: generalised(ledger, problem), linear_pair(), claim, runs=480)
 
 
 Attacked = Target | MenuGame | TuningGame | PersonalTarget | BandedTarget | TruncatedTarget | ReleasedTarget
-
-
-_CLAIM, _PURE = Budget(8.0, DELTA), Budget(2.0, 0.0)
-_SERVER = replace(_CLAIM, observer=Observer.SERVER)
-_SWAPPED = replace(_SERVER, adjacency=Adjacency.REPLACE_ONE)
-_ALONE = _classifier(intercept=False)
 
 
 @functools.cache
@@ -147,42 +141,44 @@ def targets() -> dict[str, Attacked]:
 
 def _tables() -> dict[str, Attacked]:
     """Return the methods for tables."""
+    claim, pure = Budget(8.0, DELTA), Budget(2.0, 0.0)
     fit, line = _classifier(), Problem(squared, 8, 2)
+    alone = _classifier(intercept=False)
     slope = Problem(Pinball(width=1e-6), 8, 1, intercept=False)
     through = Problem(squared, 8, 1, intercept=False, unit=False)
     boosted, numbers = Problem(logistic, 8, 2, unit=False), Problem(squared, 8, 2, unit=False)
     pair, pulled = linear_pair(), Problem(logistic, 1000, 2, intercept=False)
     one = Features(2, intercept=0.0)
     return {
-        "descent": TrainedTarget(lambda ledger: descent(ledger, fit), outvoted_pair(), _CLAIM, runs=400),
+        "descent": TrainedTarget(lambda ledger: descent(ledger, fit), outvoted_pair(), claim, runs=400),
         "svm": TrainedTarget(
-            lambda ledger: descent(ledger, Problem(huber_hinge, 8, 2)), outvoted_pair(), _CLAIM, runs=500
+            lambda ledger: descent(ledger, Problem(huber_hinge, 8, 2)), outvoted_pair(), claim, runs=500
         ),
         "additive": TrainedTarget(
-            lambda ledger: _weights(additive(ledger, boosted, trees=4)), binned_pair(), _CLAIM, runs=300
+            lambda ledger: _weights(additive(ledger, boosted, trees=4)), binned_pair(), claim, runs=300
         ),
         "additive-regression": TrainedTarget(
-            lambda ledger: _weights(additive(ledger, numbers, trees=4)), binned_pair(), _CLAIM, runs=300
+            lambda ledger: _weights(additive(ledger, numbers, trees=4)), binned_pair(), claim, runs=300
         ),
         "dpagd": TrainedTarget(
-            lambda ledger: dpagd(ledger, fit, splits=8), pulled_pair(0.0), _CLAIM, ZcdpFilter, runs=1000
+            lambda ledger: dpagd(ledger, fit, splits=8), pulled_pair(0.0), claim, ZcdpFilter, runs=1000
         ),
         "dpsgd": TrainedTarget(
             # without an intercept, which all records move, and in steps that leave every gradient clipped
             lambda ledger: dpsgd(
-                ledger, _ALONE, sampling_rate=0.8, noise_multiplier=2.0, clip_norm=0.25, step=0.01
+                ledger, alone, sampling_rate=0.8, noise_multiplier=2.0, clip_norm=0.25, step=0.01
             ),
             pair,
-            _CLAIM,
+            claim,
             runs=600,
             stepwise=True,
         ),
         "dpsgd-step": SteppedTarget(1.386, 0.1, 100),
         "sgd-adv": TrainedTarget(
             # few steps: its noise is meant for ε = 8, and that of any number of them is 1.1 exactly
-            lambda ledger: sgd_adv(ledger, _ALONE, sampling_rate=0.9, steps=4, clip_norm=0.25, step=0.01),
+            lambda ledger: sgd_adv(ledger, alone, sampling_rate=0.9, steps=4, clip_norm=0.25, step=0.01),
             pair,
-            _CLAIM,
+            claim,
             runs=6000,
             stepwise=True,
             model=False,
@@ -192,7 +188,7 @@ def _tables() -> dict[str, Attacked]:
         "objective": TrainedTarget(
             lambda ledger: objective(ledger, Problem(logistic, 200, 2, intercept=False)),
             outvoted_pair(),
-            _CLAIM,
+            claim,
             BasicFilter,
             runs=800,
         ),
@@ -200,7 +196,7 @@ def _tables() -> dict[str, Attacked]:
             # of one feature: noise is paid for in L1, and a row along one of two is shorter than its bound
             lambda ledger: solve_pure(ledger, Problem(logistic, 200, 1, intercept=False)),
             outvoted_pair(width=1),
-            _PURE,
+            pure,
             BasicFilter,
             Unknown(),
             4000,
@@ -209,18 +205,18 @@ def _tables() -> dict[str, Attacked]:
             # two classes share the others, so that the record curves the objective where it is surprising
             lambda ledger: solve_pure(ledger, Problem(multinomial, 200, 1, 3, intercept=False)),
             pulled_pair(0.0, 2.0, width=1),
-            _PURE,
+            pure,
             BasicFilter,
             Unknown(),
             3500,
             threshold=1.3,
         ),
-        "output": TrainedTarget(lambda ledger: output(ledger, pulled), pulled_pair(0.0), _CLAIM, runs=1000),
+        "output": TrainedTarget(lambda ledger: output(ledger, pulled), pulled_pair(0.0), claim, runs=1000),
         "privgene": TrainedTarget(
             # of two candidates the record prefers one by all that a record may, in every round
             lambda ledger: privgene(ledger, slope, candidates=2, parents=1, rounds=32, spread=0.25),
             corner_pair(),
-            _CLAIM,
+            claim,
             ZcdpFilter,
             runs=400,
             model=False,
@@ -228,76 +224,79 @@ def _tables() -> dict[str, Attacked]:
         "majority": TrainedTarget(
             lambda ledger: majority(ledger, _classifier(1)),
             trailing_pair(),
-            _PURE,
+            pure,
             BasicFilter,
             Unknown(),
             5000,
             model=False,
             threshold=0.0,  # there are two outcomes: nothing to choose
         ),
-        "least-squares": TrainedTarget(lambda ledger: least_squares(ledger, line), pair, _CLAIM, runs=500),
-        "quantile": _numbers(Pinball()),
-        "huber": _numbers(Huber()),
-        "poisson": _numbers(LogLinear()),
-        "adassp": TrainedTarget(lambda ledger: adassp(ledger, line), pair, _CLAIM, runs=2000),
-        "sufficient": TrainedTarget(lambda ledger: sufficient(ledger, line), pair, _CLAIM, runs=500),
+        "least-squares": TrainedTarget(lambda ledger: least_squares(ledger, line), pair, claim, runs=500),
+        "quantile": _numbers(Pinball(), claim),
+        "huber": _numbers(Huber(), claim),
+        "poisson": _numbers(LogLinear(), claim),
+        "adassp": TrainedTarget(lambda ledger: adassp(ledger, line), pair, claim, runs=2000),
+        "sufficient": TrainedTarget(lambda ledger: sufficient(ledger, line), pair, claim, runs=500),
         "gradient": TrainedTarget(
-            lambda ledger: noisy_gradient(ledger, line), pulled_pair(-1.0), _CLAIM, runs=900
+            lambda ledger: noisy_gradient(ledger, line), pulled_pair(-1.0), claim, runs=900
         ),
         "functional": TrainedTarget(
             lambda ledger: functional(ledger, through),
             corner_pair(),
-            _PURE,  # add-remove: replacing a record moves coefficients by about half of the sensitivity
+            pure,  # by one record more: a replaced one moves the coefficients by about half of what is priced
             BasicFilter,
             Unknown(),
             4000,
             model=False,
         ),
-        "pca": TrainedTarget(lambda ledger: dppca(ledger, one), pair, _CLAIM, runs=600),
+        "pca": TrainedTarget(lambda ledger: dppca(ledger, one), pair, claim, runs=600),
     }
 
 
 def _clients() -> dict[str, Attacked]:
     """Return the methods for clients."""
-    fit, pair, tight = _classifier(), linear_pair(), Accountant.TIGHT
-    addp_tight = functools.partial(
+    fit, alone, pair = _classifier(), _classifier(intercept=False), linear_pair()
+    server = Budget(8.0, DELTA, observer=Observer.SERVER)
+    swapped = replace(server, adjacency=Adjacency.REPLACE_ONE)
+    drawn_noise = least_noise(Invitation(0.25, Exactly(1), rounds=4), replace(swapped, delta=1e-3), 2)
+    tight = Accountant.TIGHT
+    tight_addp = functools.partial(
         addp, clip_norm=0.25, lr=0.001, rounds=8, calibration=tight, accountant=tight
     )
-    drawn_noise = least_noise(Invitation(0.25, Exactly(1), rounds=4), replace(_SWAPPED, delta=1e-3), 2)
     return {
         "addp": FederatedTarget(
-            lambda clients: addp_tight(clients, _ALONE, draw=Exactly(3)),
+            lambda clients: tight_addp(clients, alone, draw=Exactly(3)),
             opposite_pair(),
-            _SWAPPED,
+            swapped,
             runs=800,
             stepwise=True,
         ),
         "addp-poisson": FederatedTarget(
-            lambda clients: addp_tight(clients, _ALONE, draw=Poisson(0.8)),
+            lambda clients: tight_addp(clients, alone, draw=Poisson(0.8)),
             pair,
-            _SERVER,
+            server,
             runs=600,
             stepwise=True,
         ),
         "sgd-maj": FederatedTarget(
-            lambda clients: sgd_maj(clients, _ALONE, clip_norm=0.25, draw=Everyone(), rounds=2, lr=0.001),
+            lambda clients: sgd_maj(clients, alone, clip_norm=0.25, draw=Everyone(), rounds=2, lr=0.001),
             pair,
-            _SERVER,
+            server,
             runs=400,
             stepwise=True,
         ),
         "sgd-adv-clients": FederatedTarget(
             lambda clients: sgd_adv_clients(
-                clients, _ALONE, clip_norm=0.25, draw=Everyone(), rounds=2, lr=0.001
+                clients, alone, clip_norm=0.25, draw=Everyone(), rounds=2, lr=0.001
             ),
             pair,
-            _SERVER,
+            server,
             runs=6000,
         ),
         "fedsgd": FederatedTarget(
             lambda clients: fedsgd(clients, _Flat(), rounds=8, clip_norm=0.25, sampling_rate=0.8, lr=0.1),
             pair,
-            _SERVER,
+            server,
             runs=400,
             stepwise=True,
         ),
@@ -306,7 +305,7 @@ def _clients() -> dict[str, Attacked]:
                 clients, _Flat(), rounds=2, clip_norm=0.25, sampling_rate=0.8, local_lr=0.1
             ),
             pair,
-            _SERVER,
+            server,
             runs=400,
             stepwise=True,
         ),
@@ -316,7 +315,7 @@ def _clients() -> dict[str, Attacked]:
                 clients, Problem(logistic, 1, 2, intercept=False), lipschitz=0.25, lr=_short, exact=True
             ),
             opposite_pair(1),
-            replace(_SWAPPED, delta=1e-3),
+            replace(swapped, delta=1e-3),
             runs=500,
         ),
         "sgd1-drawn": FederatedTarget(
@@ -329,27 +328,27 @@ def _clients() -> dict[str, Attacked]:
                 noise_multiplier=drawn_noise,
             ),
             opposite_pair(2),
-            replace(_SWAPPED, delta=1e-3),
+            replace(swapped, delta=1e-3),
             runs=1600,
             stepwise=True,
         ),
         "sgd1-seen": ObservedDrawsTarget(3.0, 3, 9),
         "sgd2": FederatedTarget(
-            lambda clients: sgd2(clients, _ALONE, rounds=10, lipschitz=0.25, lr=_short),
+            lambda clients: sgd2(clients, alone, rounds=10, lipschitz=0.25, lr=_short),
             pair,
-            _SERVER,
+            server,
             runs=400,
             stepwise=True,
         ),
         "federated-descent": FederatedTarget(
-            lambda clients: federated_descent(clients, fit), outvoted_pair(), _SERVER, runs=350, size=8
+            lambda clients: federated_descent(clients, fit), outvoted_pair(), server, runs=350, size=8
         ),
     }
 
 
 def _mechanisms() -> dict[str, Attacked]:
     """Return single mechanisms."""
-    rows = PerExample(lambda part, w: part[0])
+    pure, rows = Budget(2.0, 0.0), PerExample(lambda part, w: part[0])
     ties = Rows(np.zeros((3, 21))), Rows(np.vstack([np.zeros((3, 21)), np.append(0.0, -np.ones(20))]))
     ones = Rows(np.zeros((3, 2))), Rows(np.vstack([np.zeros((3, 2)), [[3.0, 4.0]]]))
     signs = Rows(-np.ones((2, 1))), Rows(np.array([[-1.0], [1.0]]))
@@ -373,14 +372,14 @@ def _mechanisms() -> dict[str, Attacked]:
         "noisy-max": AskedTarget(
             Query(Everyone(), rows, ClipValue(-1.0, 0.0), NoisyMax(0.5)),
             ties,
-            _PURE,
+            pure,
             runs=8000,
             threshold=0.0,  # one candidate is chosen more often with the record, all others less
         ),
         "noisy-max-laplace": AskedTarget(
             Query(Everyone(), rows, ClipValue(-1.0, 0.0), NoisyMax(0.5, "laplace")),
             ties,
-            _PURE,
+            pure,
             runs=8000,
             threshold=0.0,
         ),

@@ -85,7 +85,7 @@ class TrainingJob:
     epsilon: float | None  # None where each record has its own
     delta: float
     budget_column: str | None = None
-    adjacency: Adjacency | None = None  # that of the ledger, or add-remove
+    adjacency: Adjacency | None = None  # None: the ledger's, or add-remove
     model: str | None = None  # a name of `LABELS` or `NUMBERS`; None or "auto" chooses by public facts
     method: str = "auto"
     records: int | None = None
@@ -98,7 +98,7 @@ class TrainingJob:
     settings: tuple[str, ...] = ()  # of the method, as NAME=VALUE
     csv: Csv = table_files.PLAIN
     user: str | None = None  # the column that says whose record it is: whole people are protected
-    rows: int = 1  # that are kept of a person
+    rows: int = 1  # rows kept per person
     holdout: float = 0.0  # the share of the records that is not learnt from
     large: bool = False  # whether there are more than `LARGE` records
 

@@ -125,7 +125,7 @@ def _statement(guarantee: Guarantee) -> dict[str, Any]:
 
 
 def ledger_lines(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the result of `ledger` as text."""
+    """Return the words for what `ledger` found."""
     plan, rule = fields["plan"], f"the {fields['filter']['name']} filter"
     whole = fields["spent"]["epsilon"] is not None and fields["share"] >= 1
     return {

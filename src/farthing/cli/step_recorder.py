@@ -31,7 +31,7 @@ class StepRecorder:
         self.watch: Watch | None = None
         self.notes: tuple[str, ...] = ()
         self.stopped = False
-        self.ledger: Ledger | None = None  # what the last run spent from
+        self.ledger: Ledger | None = None  # the ledger of the last run
         self.asked: dict[tuple[str, str, str], Asked] = {}
 
     def __call__(self, ledger: Ledger, problem: Problem) -> Iterator[Step]:

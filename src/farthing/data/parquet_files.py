@@ -143,7 +143,7 @@ def _values(path: str, name: str, column: Any) -> NDArray[Any]:
                 ) from None
         return np.asarray(column.to_numpy(zero_copy_only=False)).astype("datetime64[D]")
     if kind == "text":
-        # what is no UTF-8 in a cell is its own record's matter
+        # invalid UTF-8 in a cell affects only its own record
         cells = column.cast(arrow.binary()).fill_null(b"").to_pylist()
         return np.array([cell.decode(errors="replace") for cell in cells], dtype=object)
     # with a null among them, numpy would make floats of whole numbers and objects of booleans

@@ -39,7 +39,7 @@ class Mailbox:
         self._mail: dict[str, _Mail] = {}  # by the message's number, in the order of arrival
         # readers, and parts of messages that were fetched and not confirmed yet
         self._taken: dict[str, tuple[int, set[str]]] = {}
-        self._asked: dict[str, tuple[int, float]] = {}  # who fetched a message and may reply, until when
+        self._asked: dict[str, tuple[int, float]] = {}  # the node that may reply to a message, and until when
         self._parts: dict[str, bytes] = {}
         self._size, self._looked = 0, -math.inf
 

@@ -88,7 +88,7 @@ class DirectMessaging:
 
     def __init__(self, app: Any) -> None:
         self._app, self._box = app, Mailbox()
-        self.loop: asyncio.AbstractEventLoop | None = None  # that it runs in, once it does
+        self.loop: asyncio.AbstractEventLoop | None = None  # set when it runs
         self._waiting: dict[int, asyncio.Event] = {}  # readers that wait for a message
         self._ending = False
         try:

@@ -20,8 +20,8 @@ All releases are Gaussian and full-batch, so that the budget divides exactly: sh
    margin, clamped. If its noise would be large (`CLEAR`), it is left out and weights are shortened by
    `SHORTER`. The predicted class does not depend on it, so a support vector machine omits it.
 
-If a budget is worth fewer than `FEWEST` records per feature (`FEW` if it is worth few records in all), two
-classes are separated by their means alone (`centroids`).
+Two classes on a budget worth fewer than `FEWEST` records a feature, or `FEW` where it is worth few records
+at all, are told apart by their means alone (`centroids`).
 
 The guarantee is that of Gaussian DP: adaptively chosen Gaussian answers with Σμᵢ² <= μ² are μ-GDP (Smith &
 Thakurta 2022), under the ledger's adjacency. The user sets no number of steps: under exact Gaussian

@@ -34,10 +34,10 @@ from farthing.torch.gradients.tape import reseed
 
 RARE = (0.0005, 0.9995)
 SEEDS = range(100, 148)
-SEED = 7_346_129  # that no model is likely to take
+SEED = 7_346_129  # a seed that no model is likely to use
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _DRAWS: tuple[Any, ...] = (np.random.rand, random.random)
-SHARED = {id(torch.default_generator), *(id(draw.__self__) for draw in _DRAWS)}  # everybody's own
+SHARED = {id(torch.default_generator), *(id(draw.__self__) for draw in _DRAWS)}  # the global generators
 
 _UNIFORM = ("rand", "rand_like", "uniform_")
 _NORMAL = ("randn", "randn_like", "normal", "normal_")

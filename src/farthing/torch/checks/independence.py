@@ -1,20 +1,19 @@
 """Check on made-up examples that the output for one example does not depend on the others.
 
-Two properties of per-example gradients are checked with the code that will sum them:
+Two questions are asked of per-example gradients, by what is going to sum them:
 
-* *Exchanges.* In batches of several sizes some examples are exchanged for others, similar or very different
-  (10⁴ times as large, negative, tiny, large integers), under the same seed: gradients of the examples that
-  stay must not change. For every k, the examples whose position has a 1 (then a 0) as its k-th binary digit
-  are exchanged. Any two positions differ in some digit, so each is checked to have no effect on any other. In
-  a batch of the size that training expects, a random half is exchanged; the losses of the examples that stay,
-  and the sum of their gradients, must not change.
-* *Sizes.* In batches of 1 to 40 examples, of sizes equal to other sides of the model's tensors, and of the
-  expected size, an example's loss and gradient must equal those of the example alone, without random numbers
-  (`Calm`), in training mode if the model is in training mode.
+* *Exchanges.* In batches of several sizes some examples are exchanged for others, mild or very unlike (10⁴
+  times as large, negative, tiny, whole numbers far out), on the same seed: the gradients of those that stay
+  must stay. Exchanged are those whose place has a 1 (then a 0) in its k-th binary digit, for every k: any two
+  places differ in some digit, so that every place is seen to move no other one. In a batch of the size that
+  training expects, a random half is exchanged, and losses must stay, and the sum of the gradients of those
+  that stay.
+* *Sizes.* In batches of 1 to 40, as long as other sides of the model's tensors, or as large as expected, an
+  example's loss and gradient must be those of the example alone, without random numbers (`Calm`), in training
+  mode where that is the model's.
 
-These are checks, not proofs: a model that mixes examples in larger batches only, or for one input in a
-million, passes. The effort depends on the size of the model, never on a clock, so that a check can be
-repeated.
+These are checks, not proofs: what mixes in larger batches only, or for one input in a million, passes. How
+much is tried follows from the model's size, never from a clock, so that an answer can be had again.
 """
 
 import copy
@@ -212,7 +211,7 @@ class Company:
                 losses(self.model, self.loss, *few),
             ]
 
-        with calm(self.model, run) as steady:  # what is made up is not
+        with calm(self.model, run) as steady:  # inputs are made up outside of it
             if not steady:
                 return  # random by itself: the exchanges are what can be said of it
             self._sized(mild, 1e-3, must=True, sides=sides)

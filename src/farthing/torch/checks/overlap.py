@@ -25,7 +25,7 @@ from torch.utils.data import Subset, TensorDataset
 Integers = NDArray[np.int64]
 
 _ROWS, _LEAST, _BYTES = 4096, 16, 2**25  # of a table that are looked at, evenly spread
-_RUNS = 64  # that are remembered
+_RUNS = 64  # runs that are remembered
 _HALF = 0.5  # of the hits that training records would give: tables share some rows by chance
 _KEY = int.from_bytes(os.urandom(8), "little") | 1
 

@@ -109,7 +109,7 @@ def verify(
             ) from error
         kept()
         before = values(model, loss)
-        with Wall(model, loss, everything=True):  # what made-up examples leave behind is put back
+        with Wall(model, loss, everything=True):  # restores state that made-up examples changed
             refuse_public(lambda: rows(inputs, targets))
             company = Company(model, loss, source, rows, Effort.of(model, inputs), sketch, expected)
             company.exchanges()
@@ -117,7 +117,7 @@ def verify(
             if autocast is not None:
                 _refuse_failing(company, autocast)
             company.sizes()
-        refuse_changes(before, model, loss)  # what was not put back
+        refuse_changes(before, model, loss)  # state that the wall did not restore
 
 
 def _refuse_failing(company: Company, autocast: torch.dtype) -> None:

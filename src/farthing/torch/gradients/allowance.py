@@ -118,7 +118,7 @@ def allowance(
     ``in_place``: sums of parts are made one on top of the other.
     """
     seen, uses, terms = list[Tape](), list[HeldBytes](), list[TermBytes]()
-    given = dict[int, Any]()  # what factors of terms lie in
+    given = dict[int, Any]()  # the memory of the terms' factors
 
     def begin(tape: Tape) -> None:
         seen.append(tape)

@@ -162,7 +162,7 @@ class Graphs:
         if onto is not None and (batch is None or onto is not last):
             return None
         if last is not None and not alone(last):
-            self._lends = False  # whoever keeps one sum beside the next gets copies from now on
+            self._lends = False  # a caller that keeps two sums at once gets copies from now on
             return None
         if batch is None:
             batch = self._new(key, inputs, targets, weights, rule, size)

@@ -78,7 +78,7 @@ class SumTerm(Term):
             term.only(good)
 
     def release(self) -> None:
-        """Do nothing, because nothing is kept."""
+        """Nothing is kept."""
 
 
 class Blocks(Term):

@@ -80,7 +80,7 @@ class TapePlan:
 
     @contextmanager
     def patched(self, tape: "Tape") -> Iterator[None]:
-        """Replace the modules' forward by the rules, and switch off ordinary gradients, for a while."""
+        """The rules in place of the modules' own forward; parameters that need no gradient."""
         before = {module: module.__dict__.get("forward") for module in self.rules}
         for module, rule in self.rules.items():
             module.__dict__["forward"] = _Forward(rule, tape, module, module.forward)

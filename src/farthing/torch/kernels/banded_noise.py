@@ -127,7 +127,7 @@ class _Ahead:
 
     def take(self, stream: Stream) -> Tensor:
         """Return the noise of this turn; begin with that of the turns after it, if it was the last."""
-        turn, self.turn = self.turn, -1  # whoever is interrupted here begins anew
+        turn, self.turn = self.turn, -1  # after an interruption here the noise begins anew
         if not self._left:
             self._left = (self._mixed or self._begun(stream, 1)).result()
         own = self._rows[(self._slot - self._left) % len(self._rows), : self._size]

@@ -189,7 +189,7 @@ def group_sums(x: Tensor, delta: Tensor, groups: int, eps: float) -> tuple[Tenso
 
 
 _RESIDENT = 4  # programs of `_outer` that a processor has registers for
-_ADDING = 0.03  # what it costs to add up a tile, in examples
+_ADDING = 0.03  # the cost of adding up a tile, in examples
 
 
 @triton.jit

@@ -219,7 +219,7 @@ class _Launched:
 
         self._key, self._bits, self._block_of = key, bits, lattice_noise.block_of
         self._queue = queue = _queues.get(device) or _queues.setdefault(device, torch.cuda.Stream(device))
-        queue.wait_stream(torch.cuda.current_stream(device))  # whoever reads the old noise comes first
+        queue.wait_stream(torch.cuda.current_stream(device))  # work that reads the old noise comes first
         with torch.cuda.stream(queue):
             self._noise, places = lattice_noise.gaussian(key, size, bits, device, room)
             self._places = torch.empty(places.shape, dtype=torch.int64, pin_memory=True)

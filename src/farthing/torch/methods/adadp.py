@@ -214,7 +214,7 @@ class AdaDP(DPAdam):
         levels, edges = _means(signals), 3 * clutters * (2 / (held.batches * held.sizes)).sqrt()
         stands = levels > edges
         squares = _pooled(signals, self._estimate, 2 * clutters**2 / held.batches)
-        # what does not stand out of the noise is taken to be as large as the noise can hide
+        # a value hidden by noise counts as the largest that the noise can hide
         levels = torch.where(stands, levels, edges.clamp_min(_TINY))
         least = torch.where(stands, self._floor**2 * levels, levels)
         most = torch.where(stands, self._ceiling**2 * levels, levels)

@@ -1,13 +1,12 @@
 """Read a dataset's records into the rows of a batch, one record at a time.
 
-A function that makes a batch from a list of records can mix them: if it pads to the longest record of the
-list, adding or removing that record changes the inputs of all others, and a bound on each gradient then
-bounds nothing. So a collate function is called with one record at a time, and rows are put together here. For
-this they need one public shape: the shape of a public example, or without one the shape of most of the first
-records, which are read at once and whose shape then counts as public. A record of another shape, or one that
-cannot be read, counts as zero, also if it is the first; an error would reveal it. If the first records have
-several shapes, one of them can decide whether the data are refused; a public example leaves no such decision
-to the records.
+A function that makes a batch of a list of records can let them meet: one that pads to the longest of the
+list changes the others' inputs with the one that comes or goes, and a bound on each gradient then bounds
+nothing. So a collate function is called with one record, and rows are put together here. For that they need
+one public shape: that of a public example, or without one that of most of the first records, which are looked
+at once and whose shape then counts as public. A record of another shape, or one that cannot be read, counts
+as zero, the first one too; an error would tell on it. Where the first records have several shapes, one of
+them can decide whether there is a refusal: a public example leaves no such decision to the records.
 
 `Padded` makes sequences of different lengths alike, by a public length.
 
@@ -153,7 +152,7 @@ class Reader:
             short, long = _made_up(record, 1), _made_up(record, 2)
             alone, together = self._collate([short]), self._collate([short, long])
             same = all(a.shape[1:] == b.shape[1:] for a, b in zip(alone, together, strict=True))
-        except Exception:  # it needs records of one shape
+        except Exception:  # the function needs records of one shape
             return
         if not same:
             raise InvalidValue(

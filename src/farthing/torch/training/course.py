@@ -156,7 +156,7 @@ class Filtered:
         self._records, self._most, self._kind = plan.records, plan.steps, kind
         self._asks, self._ledger, self._rule = asks, ledger, rule
         self._terms = BatchTerms(plan.sampling_rate, plan.noise_multiplier(0), plan.expected_batch_size)
-        self._clip: float | None = None  # that a rule chose
+        self._clip: float | None = None  # the clipping norm that a rule chose
         self._asked, self._over, self._ahead = 0, False, 1.0
         self.share, self.left, self.progress = 0.0, 0, 0.0
         self._look()

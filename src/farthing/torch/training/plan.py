@@ -284,7 +284,7 @@ def _levelled(values: list[float]) -> tuple[float, ...]:
     return tuple(math.exp(low + cell * round((math.log(value) - low) / cell)) for value in values)
 
 
-_IGNORED = -100, -1  # what losses leave out, if they do
+_IGNORED = -100, -1  # labels that losses may ignore
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,8 +9,8 @@ batches.
 A dataset's own code, or a model in isolation, may draw from Python's or numpy's generator, which people often
 give a public seed. Where such code runs, these two generators are seeded with secrets as well.
 
-For the same reason a transform is refused if it draws from other generators or from a seed of its own, and so
-is one that mixes examples: an added or removed example would change the gradients of others.
+For the same reason a transform that draws elsewhere is refused, or from a seed of its own, and one that mixes
+examples as well: it would move other examples' gradients with the one that comes or goes.
 """
 
 import os
