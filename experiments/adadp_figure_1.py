@@ -1,11 +1,11 @@
 """AdaDP, Figure 1: trajectories on Beale's and other functions, and the cosine example (Xu et al. 2020).
 
-Beale's function: 150 steps from (1, 1.5) towards the minimum (3, .5), γ = .1, γ' = .9, β = 1.5, G = 1e-6 as
-in the paper; its start, noise, clip and learning rates are not given: here σ = .3, C = 4 and several rates,
-drawn at those that bring paths without noise nearest to the minimum. The third term is squared, as Beale has
-it (the paper prints a cube). A distance D is the mean over steps between a noisy path and the path of the
-same method without noise, and over 400 paths. "All widely used test functions show similar results": the same
-on thirteen others (`experiments.surfaces`), each method at its own best rate of ten.
+Beale's function: 150 steps from (1, 1.5) towards the minimum (3, 0.5), γ = 0.1, γ' = 0.9, β = 1.5, G = 1e-6
+as in the paper; its start, noise, clip and learning rates are not given: here σ = 0.3, C = 4 and several
+rates, drawn at those that bring paths without noise nearest to the minimum. The third term is squared, as
+Beale has it (the paper prints a cube). A distance D is the mean over steps between a noisy path and the path
+of the same method without noise, and over 400 paths. "All widely used test functions show similar results":
+the same on thirteen others (`experiments.surfaces`), each method at its own best rate of ten.
 
 "published AdaDP" scales noise by gradients that were never released: it guarantees nothing. "AdaDP" reads
 released gradients only, less the variance of their noise.

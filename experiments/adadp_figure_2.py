@@ -1,14 +1,14 @@
 """AdaDP, Figure 2: accuracy on MNIST at three levels of privacy (Xu et al. 2020).
 
-60 dimensions of DpPCA, 1,000 ReLU units, lots of 600. As the paper has it: noise 8, 4 and 2 (16, 7 and 4 for
-DpPCA), clip 4 and its learning rates (AdaL's is that of its Figure 4). It calls these levels high, medium and
-low and prints no ε for them; they are read as ε = .5, 2 and 8 at δ = 1e-5, which is what Abadi et al. 2016,
-Section 5.2, give for the same three pairs of noise (its own Section IV-F has ε = .5 for the first). Its
-Theorem 1 lets 1,635, 6,095 and 18,131 lots run for these. And within the same budgets: 300 lots, whose noise
-follows from tight accounting, DpPCA included, clip 1, steps that did best on Fashion-MNIST. DP-AGD asks all
-records in each of its rounds, and "DP-AGD on batches" a batch for each gradient and each choice, as the
-paper's authors ran it, but every batch and every choice is charged (Rényi filter); both end with the budget.
-Close to an hour on one core.
+60 dimensions of DpPCA, 1,000 ReLU units, batches of 600. As the paper has it: noise 8, 4 and 2 (16, 7 and 4
+for DpPCA), clip 4 and its learning rates (AdaL's is that of its Figure 4). It calls these levels high, medium
+and low and prints no ε for them; they are read as ε = 0.5, 2 and 8 at δ = 1e-5, which is what Abadi et al.
+2016, Section 5.2, give for the same three pairs of noise (its own Section IV-F has ε = 0.5 for the first).
+Its Theorem 1 lets 1,635, 6,095 and 18,131 batches run for these. And within the same budgets: 300 batches,
+whose noise follows from tight accounting, DpPCA included, clip 1, steps that did best on Fashion-MNIST.
+DP-AGD asks all records in each of its rounds, and "DP-AGD on batches" a batch for each gradient and each
+choice, as the paper's authors ran it, but every batch and every choice is charged (Rényi filter); both end
+with the budget. Close to an hour on one core.
 """
 
 import math

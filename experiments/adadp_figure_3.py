@@ -1,15 +1,15 @@
 """AdaDP, Figure 3: accuracy on CIFAR-10 at three levels of privacy (Xu et al. 2020).
 
-Two frozen convolutions of 64 filters, 384 and 192 units, lots of 2,000, noise 6. The paper's three levels are
-one noise at three lengths of training and it prints no ε for them: read as ε = 2, 4 and 8 at δ = 1e-5, those
-of Abadi et al. 2016 with this noise (their CIFAR-10 figure), they are 854, 3,236 and 11,455 lots by the
-paper's own Theorem 1.
+Two frozen convolutions of 64 filters, 384 and 192 units, batches of 2,000, noise 6. The paper's three levels
+have the same noise and differ in the length of training, and it prints no ε for them. They are read as ε = 2,
+4 and 8 at δ = 1e-5, the values of Abadi et al. 2016 for this noise (their CIFAR-10 figure), which are 854,
+3,236 and 11,455 batches by the paper's own Theorem 1.
 
 * The paper's settings: clips of 3 for each fully connected layer and 6 for the softmax layer; learning rates
-  .001 for AdaDP and AdaL, .052 for DP-SGD and DpOpt, at the high level .1 decaying exponentially (to .052,
-  read so: its end is not printed); no momentum is printed, and none used.
-* Tuned: one clip of 3, momentum .9 for DP-SGD and DpOpt, and steps that were best of three to five on 10,000
-  held-out training images for 3,236 lots (DpOpt has DP-SGD's, published AdaDP's was not tuned).
+  0.001 for AdaDP and AdaL, 0.052 for DP-SGD and DpOpt, at the high level 0.1 decaying exponentially (to
+  0.052, read so: its end is not printed); no momentum is printed, and none used.
+* Tuned: one clip of 3, momentum 0.9 for DP-SGD and DpOpt, and steps that were best of three to five on 10,000
+  held-out training images for 3,236 batches (DpOpt has DP-SGD's, published AdaDP's was not tuned).
 * DP-AGD asks all records in each of its rounds; "DP-AGD on batches", as the paper's authors ran it, a batch
   for each gradient and each choice, all of them charged (Rényi filter). Both end with the ε of their level.
 

@@ -1,11 +1,11 @@
 """AdaDP, Figure 4: what each half of it contributes, and how well E' estimates a gradient (Xu et al. 2020).
 
 (a) MNIST and (b) CIFAR-10: adaptive noise alone (AdaN), adaptive steps alone (AdaL), both (AdaDP), at the
-paper's settings of figures 2(a) and 3(a): 1,635 lots (`adadp_figure_2`) and 854 (`adadp_figure_3`). (c) |g|
-and its estimate √E', and (d) the deviations σ_i of noise, at lots 100 to 1,000 on MNIST. Published AdaDP
-reads gradients before noise; ours estimates the same from released gradients, of which a coordinate's value
-is a hundredth of its noise, pooled over rows and columns. Where a gate is closed (line 7), noise is that of
-the clip, and ours has no estimate.
+paper's settings of figures 2(a) and 3(a): 1,635 batches (`adadp_figure_2`) and 854 (`adadp_figure_3`). (c)
+|g| and its estimate √E', and (d) the deviations σ_i of noise, at batches 100 to 1,000 on MNIST. Published
+AdaDP reads gradients before noise; ours estimates the same from released gradients, of which a coordinate's
+value is a hundredth of its noise, pooled over rows and columns. Where a gate is closed (line 7), noise is
+that of the clip, and ours has no estimate.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """AdaDP, Figure 5: learning rate, clipping factor, noise and batch size (Xu et al. 2020).
 
-MNIST at ε = .5, δ = 1e-5 as the paper counts: rate .002, lots of 600, β = 1.2, clip 4, noise 8 (16 for
-DpPCA), each changed by itself, and as many lots as Theorem 1 lets run: 386 at noise 4, 2,578 at 10, 6,639 of
-300 records, 399 of 1,200. Published AdaDP guarantees nothing; ours is beside it where it has the same
+MNIST at ε = 0.5, δ = 1e-5 as the paper counts: rate 0.002, batches of 600, β = 1.2, clip 4, noise 8 (16 for
+DpPCA), each changed by itself, and as many batches as Theorem 1 lets run: 386 at noise 4, 2,578 at 10, 6,639
+of 300 records, 399 of 1,200. Published AdaDP guarantees nothing; ours is beside it where it has the same
 parameter (an ellipsoid has no β).
 """
 

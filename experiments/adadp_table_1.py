@@ -1,11 +1,11 @@
 """AdaDP, Table I: the ε that DP-SGD and AdaDP need for a given accuracy (Xu et al. 2020).
 
-MNIST: noise 3, 6 for DpPCA, lots of 600, clip 4, and CIFAR-10: noise 4, lots of 2,000, clips 3, 3 and 6; the
-paper's learning rates (those of figures 2 and 3) and δ = 1e-4, up to the largest ε it prints: 5.48 and 8.36,
-which are 26,835 and 6,328 lots by its Theorem 1. An accuracy counts from
-the first look at the test images that shows it, so that ε is a mean over runs of when that was; it is given
-as the paper counts (Theorem 1, DpPCA left out) and tightly with DpPCA. Beside that, on MNIST: budgets of
-ε = .25 to 8 counted tightly, 300 lots each with steps tuned on Fashion-MNIST (`adadp_figure_2.within`).
+MNIST: noise 3, 6 for DpPCA, batches of 600, clip 4, and CIFAR-10: noise 4, batches of 2,000, clips 3, 3 and
+6; the paper's learning rates (those of figures 2 and 3) and δ = 1e-4, up to the largest ε it prints: 5.48 and
+8.36, which are 26,835 and 6,328 batches by its Theorem 1. ε is counted up to the first evaluation on the test
+images that shows the accuracy, and averaged over runs; it is given as the paper counts (Theorem 1, DpPCA left
+out) and by tight accounting with DpPCA. In addition, on MNIST: budgets of ε = 0.25 to 8 counted tightly, 300
+batches each with steps tuned on Fashion-MNIST (`adadp_figure_2.within`).
 
 The paper's convolutions were trained on CIFAR-100, ours are random: its accuracies are out of reach there,
 and lower ones stand in.

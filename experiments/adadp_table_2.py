@@ -1,9 +1,9 @@
 """AdaDP, Table II: time per batch by each method (Xu et al. 2020).
 
-Lots of 120 on MNIST's network and of 32 on CIFAR-10's fully connected layers, on one core, noise and update
-included (the lattice noise of the ledger); DP-AGD on so many records: a gradient and the choice among 11
-lengths. Rows are made up, which time does not see. The least of several means over a few lots each, methods
-in turn, so that what else the machine does weighs on all alike.
+Batches of 120 on MNIST's network and of 32 on CIFAR-10's fully connected layers, on one core, noise and
+update included (the lattice noise of the ledger); DP-AGD on so many records: a gradient and the choice among
+11 lengths. Rows are made up, which does not affect the time. Each time is the least of several means over a
+few batches, with the methods in turn, so that other load on the machine affects all of them.
 """
 
 import time

@@ -3,8 +3,8 @@
 A network (196-64-10, images averaged over 2 × 2 pixels) by DP-SGD with momentum, whose learning rate falls to
 0 with the budget. Fixed plans: every sampling rate, number of batches and learning rate of a grid, and the
 best of them with noise on a schedule or with a clip that follows a quantile. Rules spend from a menu around
-that best plan. All are tuned on Fashion-MNIST; MNIST plays no part in it, but every fixed plan is run there
-too, so that the rules can be set beside the plan that would have been best.
+that best plan. All are tuned on Fashion-MNIST; MNIST is not used for tuning, but every fixed plan is run on
+it too, so that the rules can be compared with the plan that would have been best.
 """
 
 import math

@@ -1,21 +1,21 @@
 """A-DDP, Figure 3: the sampling composition theorem against advanced composition, and the tight value.
 
-Cheng, Liu, Wang & Lu 2020, "Adaptive Distributed Differential Privacy with SGD", Figure 3: with p = .1,
-clip = 3, δ = 1e-5, ε = .1 and T = 10 but for the one that varies, calibrate the noise of *one* iteration to
-(ε, δ), let advanced composition (δ' = δ) say the total ε', and compare what each says of δ at this ε'. The
-paper does not say whether the p of an iteration is counted in ε'. Both readings are shown:
+Cheng, Liu, Wang & Lu 2020, "Adaptive Distributed Differential Privacy with SGD", Figure 3: with p = 0.1, clip
+= 3, δ = 1e-5, ε = 0.1 and T = 10 but for the one that varies, calibrate the noise of *one* iteration to (ε,
+δ), let advanced composition (δ' = δ) say the total ε', and compare what each says of δ at this ε'. The paper
+does not say whether the p of an iteration is counted in ε'. Both readings are shown:
 
 * plain: advanced composition of T steps (ε, δ). Nothing here depends on p but the sampling theorem.
 * amplified: each step first amplified by p, as its SGD-Adv does. Only this reading has the remark of the
-  text, "when the probability of sampling becomes extremely small, Advanced Composition perform better".
-  The paper's (pε, pδ) is slightly too small; ln(1 + p(e^ε - 1)) holds and is used.
+  text, "when the probability of sampling becomes extremely small, Advanced Composition perform better". The
+  paper's (pε, pδ) is slightly too small; ln(1 + p(e^ε - 1)) holds and is used.
 
 The third curve is `accounting.pld` for the same rounds with Poisson draws that stay secret. Neighbours differ
-by a record zeroed out, so the sum moves by the clip C. The sampling theorem is itself exact against an
-observer who sees who was drawn; what separates the two lower curves is what the secret is worth. The last row
-turns the question round: ε at the δ of advanced composition, which is what a budget is spent in. The tight δ
-is a certified upper bound, its own errors counted in; for p below .01 they are most of it (at p = .001 an
-integral in high precision shows less than 1e-44, where 7e-14 is certified). Its ε does not suffer.
+by a record zeroed out, so the sum moves by the clip C. The sampling theorem is exact against an observer of
+the draws; the difference of the two lower curves is the gain from keeping the draws secret. The last row
+shows the reverse: ε at the δ of advanced composition, since budgets are spent in ε. The tight δ is a
+certified upper bound, which includes its own numerical errors; for p below 0.01 these dominate (at p = 0.001
+an integral in high precision shows less than 1e-44, where 7e-14 is certified). Its ε is not affected.
 """
 
 from dataclasses import dataclass, replace

@@ -1,17 +1,18 @@
 """A-DDP, Figures 1 and 2: accuracy and objective against ε, and what tight accounting adds.
 
 Cheng, Liu, Wang & Lu 2020, "Adaptive Distributed Differential Privacy with SGD", Figures 1 and 2: logistic
-regression on Adult (a9a's 123 binary features), BANK and IPUMS-BR, 100 records a user, δ = 1e-8, clip 3,
-T = 10 for private methods; means over 5 folds. The budget is each user's, for one record. Rows are shuffled
-with a fixed seed and dealt out to users in that order. The objective is the mean logistic loss of the records
-that were learnt from (`federated-descent` learns from rows shrunk to norm 1, so its margins are divided by
-their norms). Nothing is tuned: every rate follows from public numbers (`farthing.federated.methods.addp`), so
-that no figure is the best of several. The paper does not give its rates.
+regression on Adult (a9a's 123 binary features), BANK and IPUMS-BR, 100 records a user, δ = 1e-8, clip 3, T =
+10 for private methods; means over 5 folds. The budget is each user's, for one record. Rows are shuffled with
+a fixed seed and dealt out to users in that order. The objective is the mean logistic loss of the records that
+were learnt from (`federated-descent` learns from rows shrunk to norm 1, so its margins are divided by their
+norms). Nothing is tuned: every rate follows from public numbers (`farthing.federated.methods.addp`), so that
+no figure is the best of several. The paper does not give its rates.
 
-First comes what the paper compares. The rest is the same budget of the same users, spent by tight accounting;
-with the whole local gradient in place of one record; and with each user adding a share of the noise, where
-only sums are seen. Only the last changes whom a user trusts. The row with a ✗ is Algorithm 1 to the letter,
-one record and noise for C, outside of any ledger: `experiments.published_addp` says what its claim is worth.
+The first rows are the paper's comparison. The others spend the same budgets of the same users by tight
+accounting; with the whole local gradient in place of one record; and with each user adding a share of the
+noise, if only sums are seen. Only the last changes whom a user trusts. The row with a ✗ is Algorithm 1 as
+printed, one record and noise for C, outside of any ledger: `experiments.published_addp` shows what it really
+guarantees.
 """
 
 from collections.abc import Sequence

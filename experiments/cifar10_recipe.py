@@ -1,13 +1,12 @@
 """CIFAR-10 within a budget: a small head on scattering and learnt features, accuracy against ε.
 
 Images in opponent colours, by public constants; scattering features of each colour
-(`farthing.torch.features.scattering`), those of first and second order stretched by public factors; beside
+(`farthing.torch.features.Scattering`), those of first and second order stretched by public factors; beside
 them the maps of a network that has only seen pictures of random processes (`experiments.random_processes`);
-channels whitened by two noisy answers; and by DP-SGD a head of two convolutions, or a linear one. One
-ledger pays for all of it; no photographs but the records; δ = 1e-5, add-remove, per record, against anyone
+channels whitened by two noisy answers; and by DP-SGD a head of two convolutions, or a linear one. One ledger
+pays for all of it; no photographs are used but the records; δ = 1e-5, add-remove, per record, against anyone
 who does not see who is in a batch. Constants were chosen on 10,000 of the training images, with the rest to
-train on. Without a GPU there are no learnt features and only the linear head is trained, some minutes a
-run.
+train on. Without a GPU there are no learnt features and only the linear head is trained, some minutes a run.
 """
 
 import math

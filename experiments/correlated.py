@@ -3,14 +3,14 @@
 Three tasks: MNIST (a network 196-64-10, images averaged over 2 × 2 pixels), CIFAR-10 (a network 396-64-10 on
 scattering features) and text (the next character of documentation strings, from the eight before it). Each is
 trained by DP-SGD with momentum, whose learning rate falls to 0, for 1 to 40 epochs. Noise is independent, or
-what ``bands="auto"`` finds for cyclic draws. Each kind of noise gets its own learning rate for every task,
-number of epochs and ε, the best of a grid on data that play no part afterwards: Fashion-MNIST for both kinds
-of images, other files for text. It is taken over in proportion to the number of records, so that a step has
-as much noise. 40 epochs go by what was best for 8.
+correlated as ``bands="auto"`` chooses for cyclic draws. Each kind of noise gets its own learning rate for
+every task, number of epochs and ε, the best of a grid on data that are not used afterwards: Fashion-MNIST for
+both kinds of images, other files for text. It is scaled in proportion to the number of records, so that a
+step has the same noise. 40 epochs use the learning rate that was best for 8.
 
 All of it takes minutes on a GPU. ``python -m experiments.correlated FILE`` writes the prepared data, 13 MB;
-where the environment variable FARTHING_TASKS names such a file, nothing else is read. FARTHING_WORKERS is how
-many processes share the work.
+where the environment variable FARTHING_TASKS names such a file, nothing else is read. FARTHING_WORKERS is the
+number of processes that share the work.
 """
 
 import functools

@@ -1,11 +1,11 @@
 """Runs of a network by any method that AdaDP's paper compares, and what they cost by two counts.
 
-AdaDP, AdaN, AdaL, DpOpt, DP-SGD and DP-AGD are farthing's: one ledger pays for DpPCA and for every lot, and
+AdaDP, AdaN, AdaL, DpOpt, DP-SGD and DP-AGD are farthing's: one ledger pays for DpPCA and for every batch, and
 refuses what its budget does not cover. Those of `experiments.published` are Algorithm 1 as printed: they
-guarantee nothing and are here to be compared with.
+guarantee nothing and are here for comparison.
 
 Costs: `published_epsilon` counts as the paper does (its Theorem 1, orders 2 to 64, DpPCA left out); `epsilon`
-is tight and counts DpPCA as well, add-remove, against anyone who does not see who is in a lot.
+is tight and counts DpPCA as well, add-remove, against anyone who does not see who is in a batch.
 """
 
 import math

@@ -1,9 +1,9 @@
 """DP-AGD: the gain from buying a gradient again, in the library's version.
 
 Lee & Kifer 2018 raise the price of gradients where no step along one helps (γ; Algorithm 2, lines 15-19). It
-is set beside a version that never does so and takes a fresh gradient at the old price instead: logistic
-regression, δ = 1e-8, add-remove. The versions were chosen on Adult; the other tables played no part in that.
-Tables of more than 100,000 records have one fold.
+is compared with a version that never does so and takes a fresh gradient at the old price instead: logistic
+regression, δ = 1e-8, add-remove. The versions were chosen on Adult alone. Tables of more than 100,000 records
+have one fold.
 """
 
 from collections.abc import Iterator

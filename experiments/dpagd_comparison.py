@@ -2,16 +2,17 @@
 
 Lee & Kifer, "Concentrated Differentially Private Gradient Descent with Adaptive per-Iteration Privacy
 Budget", KDD 2018: accuracy on held-out records and objective on those learnt from, on Adult, BANK, IPUMS-BR
-and the 10 % file of KDD Cup 99 (the paper's IPUMS-US and all of KDD Cup 99 are not at hand). ε from 0.05 to
-1.6 and δ = 1e-8 under add-remove are ours: the slides at hand give neither. The paper takes 20 repeats of 5
-folds (``--folds 5 --repeats 20``), here it is one repeat, and on KDD Cup 99 one fold and three ε.
+and the 10 % file of KDD Cup 99 (the paper's IPUMS-US and all of KDD Cup 99 are not available). We chose ε
+from 0.05 to 1.6 and δ = 1e-8 under add-remove, because the available slides give neither. The paper takes 20
+repeats of 5 folds (``--folds 5 --repeats 20``); here it is one repeat, and on KDD Cup 99 one fold and three
+ε.
 
 Two rows are DP-AGD: "as published" has the paper's numbers and its Laplace noise, "DP-AGD" is the library's
-(`algorithms.dpagd` says what differs). Baselines are the library's too: charged by tight accounting where the
-paper used the moments accountant, and with public rules for steps and penalties where the paper fixed T, so
-that they may be stronger than the paper's. `auto` is what the library trains with unless told.
+(`farthing.linear.methods.dpagd` lists the differences). Baselines are the library's too: charged by tight
+accounting where the paper used the moments accountant, and with public rules for steps and penalties where
+the paper fixed T, so that they may be stronger than the paper's. `auto` is the library's default.
 
-The SVM's hinge is rounded off within .5 of 1, as objective perturbation needs it. The objective is the mean
+The SVM's hinge is rounded off within 0.5 of 1, as objective perturbation needs it. The objective is the mean
 loss without a penalty, at the rows that a method learns from: SGD, perturbation and PrivGene shrink a row and
 its constant to norm 1 (the paper did that for objective perturbation only), the others take it as it is.
 """

@@ -3,8 +3,8 @@
 Lee & Kifer 2018 vary the number of splits, the budget's growth γ and the clips C_grad and C_obj, one at a
 time, on Adult, and find: robust to moderate settings; splits matter less with a larger budget; too small a
 C_grad loses information, too large a one adds noise. Here each is multiplied by 1/4 to 4 about its default
-(the paper's 60, .1, 3 and 3; the library's 18 rounds, .1, and clips that follow from the rows), at ε = .1 and
-.8, δ = 1e-8: the mean of five folds.
+(the paper's 60, 0.1, 3 and 3; the library's 18 rounds, 0.1, and clips that follow from the rows), at ε = 0.1
+and 0.8, δ = 1e-8: the mean of five folds.
 """
 
 import math

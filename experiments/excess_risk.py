@@ -3,18 +3,19 @@
 The write-up's only measure of utility (its Definition 4). The problem meets its assumptions: logistic loss on
 rows of norm at most 1, so l is convex and 1-Lipschitz; C is the ball of radius 1, |C|₂ = 2; where l must be
 Δ-strongly convex, Δ|θ|²/2 is added to every record's loss, Δ = 1, and L = 1 + Δ. The rows are Adult's six
-numeric columns and a constant, p = 7. θ is the last iterate, as both algorithms return it, and θ* is found
-by Newton's method. All numbers are divided by n: excess risk of a record.
+numeric columns and a constant, p = 7. θ is the last iterate, as both algorithms return it, and θ* is found by
+Newton's method. All numbers are divided by n: excess risk of a record.
 
 * (9) and (10), Theorem 2: O(·) in the text. "Constant 1" is the formula as it stands; "lemma" is what holds
   for the steps (4) and 1/(Δnt): Shamir & Zhang 2013, Theorems 2 and 1, with G² = n²L² + pσ² and T = n²,
   2|C|₂G(2 + ln T)/√T and 17 G²(1 + ln T)/(nΔT).
 * (11), Theorem 4: explicit, 8mp(σ² + n²L²)/(nΔT), for an η(t) that the text does not name. "Lemma" is the
   same Theorem 1 for the steps 1/(Δnk) that are taken here, with G² = n²L² + mpσ².
-* (12), a step of Theorem 4's sketch, for a constant η: |θ₀ - θ*|²/(2kη) + ησ². The sum of m gradients
-  has noise of variance mpσ², which (11) counts and (12) does not.
+* (12), a step of Theorem 4's sketch, for a constant η: |θ₀ - θ*|²/(2kη) + ησ². The sum of m gradients has
+  noise of variance mpσ², which (11) counts and (12) does not.
 
-Any θ of C at all is within L|C|₂ a record: a bound of so much or more says nothing, and is marked "vacuous".
+Every θ in C has an excess risk of at most L|C|₂ per record, so a bound of this size or more says nothing and
+is marked "vacuous".
 """
 
 import math

@@ -3,13 +3,13 @@
 The training images are dealt out evenly to 20 parties, 2,500 each, with a budget of their own: ε = 3, δ =
 1e-5, add-remove, per record, against whoever sees the sums. Each draws a Poisson sample of its records, and
 adds a share of one noise. Features are those of `experiments.cifar10_recipe` without the learnt ones:
-opponent colours, scattering, orders stretched, channels whitened. An image's features are the mean of its own
-and of its mirror image's, folded in the middle: a function of that image alone, so that one record stays one
-record, and what tells left from right takes up no noise. Moments for the whitening come from pictures that
-random processes made (`experiments.random_processes`), not from records: every party computes the same map by
-itself, and no round and no budget goes into it. The means were chosen on 5,000 of the training images, with
-20,000 others to train on. Other constants are those of the central recipe, with a third of its rounds; the
-learning rate falls linearly, from twice the central one.
+opponent colours, scattering, orders stretched, channels whitened. An image's features are averaged with those
+of its mirror image, and each position with its mirror position: a function of that image alone, so that one
+record stays one record, and no noise is spent on telling left from right. Moments for the whitening come from
+pictures that random processes made (`experiments.random_processes`), not from records: every party computes
+the same map by itself, which costs neither a round nor budget. The means were chosen on 5,000 of the training
+images, with 20,000 others to train on. Other constants are those of the central recipe, with a third of its
+rounds; the learning rate falls linearly, from twice the central one.
 """
 
 from statistics import fmean, pstdev

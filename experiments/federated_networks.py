@@ -4,12 +4,12 @@ MNIST is dealt out to 100 parties, evenly or with labels and sizes that differ (
 images go to parties in proportions drawn from it). Every party has a budget of its own, δ = 1e-5, add-remove,
 per record. *Distributed*: each party adds a share of one noise, against whoever sees the sums; batches are
 Poisson draws. *Local*: each party adds all of the noise that its own upload needs, against the server; all
-records take part, as nothing is gained by drawing. Uploads are weighed by precision, or each record alike
-("by records"). "0.5, 1, 2 in turn": parties with unequal budgets; under distributed noise that of a party at
-1, enough for two thirds of the parties, and those at 0.5 leave when theirs is spent. Features are histograms
-of oriented gradients at two scales (Dalal & Triggs 2005, a function of each image alone), and the network is
-one linear layer on them (11,930 weights), by `farthing.federated.fedsgd`. Learning rates were chosen on
-Fashion-MNIST. Noise is simulated as one draw with the distribution of its sum.
+records take part, as nothing is gained by drawing. Uploads are weighted by precision, or by their numbers of
+records ("by records"). "0.5, 1, 2 in turn": parties with unequal budgets; under distributed noise that of a
+party at 1, enough for two thirds of the parties, and those at 0.5 leave when theirs is spent. Features are
+histograms of oriented gradients at two scales (Dalal & Triggs 2005, a function of each image alone), and the
+network is one linear layer on them (11,930 weights), by `farthing.federated.fedsgd`. Learning rates were
+chosen on Fashion-MNIST. Noise is simulated as one draw with the distribution of its sum.
 """
 
 from dataclasses import dataclass, replace

@@ -3,15 +3,15 @@
 An experiment is a module of this package with three functions:
 
 * ``measure(size) -> rows``: the work. A row is a flat dictionary of numbers and texts, one a measurement;
-  `Size` says how much of it: a version of seconds that needs no data but what farthing ships, how many folds
-  and how many repeats. An experiment without folds or repeats says so first (`Size.only`).
-* ``tables(rows) -> grids``: what a reader wants to see, ours beside what the paper prints (`Grid`).
+  `Size` sets its extent: a small version that takes seconds and needs only data that farthing ships, and the
+  numbers of folds and repeats. An experiment without folds or repeats says so first (`Size.only`).
+* ``tables(rows) -> grids``: the results beside the paper's figures (`Grid`).
 * ``draw(rows) -> figure``: the same as a picture (`canvas`).
 
 The first line of its docstring is its title. `write` makes NAME.csv of the rows, NAME.md of the tables and
 NAME.svg of the figure; `read` gives rows back, so that tables and figures can be made anew without measuring.
 Equal rows make equal files: no time, no date, no random identifiers. Noise is seeded (`stream`), so that a
-run can be repeated to the digit; by that alone it protects nobody, which public data do not need.
+run can be repeated exactly; seeded noise protects nobody, and the data are public.
 """
 
 import ast

@@ -2,13 +2,14 @@
 
 Jiang, "Deep learning with differential privacy", Section 4.2 and Figures 2 and 3: Laplace noise on the
 coefficients of the loss J = Σ (y - x·θ)² / 2m, features and target in [-1, 1], 80 % of the records to train
-and 20 % to test, pure ε-DP when a record is replaced (`algorithms.functional`). The stationary point of a
-noisy quadratic that is not convex can be anywhere, so medians of ten draws and the worst are shown.
+and 20 % to test, pure ε-DP when a record is replaced (`farthing.linear.methods.functional`). The stationary
+point of a noisy quadratic that is not convex can be anywhere, so medians of ten draws and the worst are
+shown.
 
-The text's data, 370,000 US and 190,000 Brazilian records of IPUMS with an income, are not at hand, and it
-prints no numbers. Stand-ins, so that shapes may be compared and heights may not: "US" is 280,005 tax units of
-the US Current Population Survey (wages from 19 features), "Brazil" is IPUMS-BR's 38,000 records and its
-column c49, by its range weekly hours of work, from the 51 others.
+The text's data, 370,000 US and 190,000 Brazilian records of IPUMS with an income, are not available, and it
+prints no numbers. Other data replace them, so that the shapes of curves may be compared and their heights may
+not: "US" is 280,005 tax units of the US Current Population Survey (wages from 19 features), "Brazil" is
+IPUMS-BR's 38,000 records and its column c49, by its range weekly hours of work, from the 51 others.
 
 The text divides ε between the quadratic and the linear coefficients so that ε₁ >= ε₂, the more sensitive
 having the larger part, and names no numbers: "as published" is in proportion, ε₁ : ε₂ = (d+1) : 2. Equal

@@ -4,7 +4,7 @@ Texts are of a made-up language, one for every run: words have classes (a gramma
 has words of its own and shares others, and moods choose among verbs and adjectives. A small transformer fills
 in masked words of public texts; then it learns on private, labelled texts of the same language which subject
 and mood they have (four classes). δ = 1e-5, add-remove, per text, against anyone who does not see who is in a
-batch. Constants were chosen on a language of its own (`TUNING`) and then frozen.
+batch. Constants were chosen on another made-up language (`TUNING`) and then frozen.
 """
 
 import copy

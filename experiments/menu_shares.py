@@ -1,10 +1,10 @@
 """Spending from a menu: the batches that each entry affords, as a share of a plan that is fixed ahead.
 
 `farthing.accounting.menu` lets noise and sampling rate follow the answers. For every setting the table shows
-the share of the least and of the best served entry: batches of that entry alone, divided by what a promise
-of the same batches affords; and the shares that the Rényi filter gives to the same entries. A strategy that
-mixes entries gets what lies between, less the rest of one block of each entry. Seconds are CPU time, without
-that of the promises.
+the share of the least and of the best served entry: batches of that entry alone, divided by what a promise of
+the same batches affords; and the shares that the Rényi filter gives to the same entries. A strategy that
+mixes entries gets a share between these, less the rest of one block of each entry. Seconds are CPU time,
+without that of the promises.
 """
 
 import time

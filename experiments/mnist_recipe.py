@@ -1,9 +1,9 @@
 """MNIST within a budget, the most accurate recipe: scattering features, whitened, and a linear head.
 
-Scattering features (`farthing.torch.features`, public), their logarithms normalised in groups of
-channels within each image (public), whitened by three noisy answers, and a linear head by DP-SGD with large
-lots and momentum. One ledger pays for all of it; δ = 1e-5, add-remove, per record, against anyone who does
-not see who is in a lot. Its constants were chosen on Fashion-MNIST and then frozen.
+Scattering features (`farthing.torch.features`, public), their logarithms normalised in groups of channels
+within each image (public), whitened by three noisy answers, and a linear head by DP-SGD with large batches
+and momentum. One ledger pays for all of it; δ = 1e-5, add-remove, per record, against anyone who does not see
+who is in a batch. Its constants were chosen on Fashion-MNIST and then frozen.
 """
 
 import math

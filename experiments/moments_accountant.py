@@ -1,12 +1,12 @@
 """The moments accountant against strong composition and tight accounting (Abadi et al. 2016, Figure 2).
 
-Poisson lots of rate q = .01, noise σ = 4 times the clip, δ = 1e-5, add-remove: ε of E epochs (E/q lots), as
-each method sees the same lots. "strong" is the curve as it was published; it uses a Gaussian bound outside of
-its range and is no guarantee (`composition.strong_as_published`). "advanced" is the textbook's composition
-with parts that all hold. "tight" is `accounting.pld`. The second table turns the question round: the noise
-that 10,000 lots need within a given ε. The third follows from it: Theorem 1 says that for some constant c₂
-σ >= c₂ q √(T ln 1/δ) / ε is enough, and names none; these are the least. The fourth compares the log moments
-of one lot, by integration, with the bound q² λ (λ + 1) / ((1 - q) σ²), without its O(q³/σ³).
+Poisson batches of rate q = 0.01, noise σ = 4 times the clip, δ = 1e-5, add-remove: ε of E epochs (E/q
+batches), by each method for the same batches. "strong" is the curve as it was published; it uses a Gaussian
+bound outside of its range and is not a guarantee (`composition.strong_as_published`). "advanced" is textbook
+composition of valid bounds. "tight" is `accounting.pld`. The second table shows the reverse: the noise that
+10,000 batches need within a given ε. The third follows from it: Theorem 1 says that for some constant c₂ σ >=
+c₂ q √(T ln 1/δ) / ε is enough, without naming it; the table has the least. The fourth compares the log
+moments of one batch, by integration, with the bound q² λ (λ + 1) / ((1 - q) σ²), without its O(q³/σ³).
 
 E = 100 (ε 9.34 and 1.26) is in Section 3.1 of Jiang, "Deep learning with differential privacy"; E = 400 in
 Section 5.1 of Abadi et al. only.

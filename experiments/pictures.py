@@ -1,13 +1,13 @@
 """Images for experiments: MNIST and CIFAR-10 where they are at hand, made-up ones in small mode.
 
-A `Problem` is what a network is given: MNIST's rows of norm 1, of which DpPCA keeps 60 dimensions, or what
-two frozen convolutions make of CIFAR-10's images. AdaDP's authors trained these convolutions on CIFAR-100;
-here they are random filters, as nothing is pre-trained, so that accuracies lie below theirs.
+A `Problem` is what a network is given: MNIST's rows of norm 1, of which DpPCA keeps 60 dimensions, or the
+outputs of two frozen convolutions on CIFAR-10's images. AdaDP's authors trained these convolutions on
+CIFAR-100; here they are random filters, as nothing is pre-trained, so that accuracies lie below theirs.
 
 `Images` are the pictures themselves, for `features` to make scattering features of.
 
 A run of a network takes minutes. Where the environment variable FARTHING_KEEP names a folder, finished runs
-are kept there (`kept`), and features as well (`kept_array`): an experiment that was stopped goes on, and two
+are kept there (`kept`), and features as well (`kept_array`): an interrupted experiment continues, and two
 that share runs make them once.
 """
 

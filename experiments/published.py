@@ -1,18 +1,18 @@
 """AdaDP and AdaN as their authors print them (Xu et al. 2020, Algorithm 1). **They guarantee nothing.**
 
 E'[g²] (line 23) and the gate on it (line 7) read gradients before noise, and they set the clip and the noise
-of the next lot (lines 9 and 12): `farthing.audit.as_published` shows what that tells. They are run here
-because the paper's figures are theirs, never through a ledger, and on public data only.
+of the next batch (lines 9 and 12): `farthing.audit.as_published` shows what this reveals. They are run here
+because the paper's figures come from them, never through a ledger, and on public data only.
 
 Algorithm 1 computes a gradient for each example (line 5) and then clips "the gradient" g_t to ± s (line 10),
 s being as large as a *mean* gradient was. Both readings are here:
 
-* "published AdaDP", "published AdaN": the lot's mean is clipped. It is what brings the published accuracies,
-  and it is unsound twice: one example can move a clipped mean by 2s, the noise on it is σ √m s / L.
+* "published AdaDP", "published AdaN": the batch's mean is clipped. This gives the published accuracies, and
+  it is unsound for two reasons: one example can move a clipped mean by 2s, the noise on it is σ √m s / L.
 * "published AdaDP, examples clipped": each example is clipped to ± s, as the proof needs it. Examples differ
   far more than means do, so most of the gradient is lost.
 
-In both, noise is divided by the lot's size L before the two mean squares are formed, so that line 26 is a
+In both, noise is divided by the batch's size L before the two mean squares are formed, so that line 26 is a
 step of RMSprop with rate η. In both, global clipping (lines 16, 18) is of each example, and by layer where
 there is a C for each layer. The gate is line 7's Var √E' > G, where the text has Var E' > G.
 """

@@ -1,11 +1,11 @@
 """A-DDP as its authors print it (Cheng et al. 2020, Algorithm 1). **Its claim does not hold.**
 
-Line 11 draws one record, line 14 adds noise for a sensitivity of C. Where a record is replaced, or comes and
-goes while exactly one is drawn, the upload moves by 2C; C is right only where the record's place stays and
-its gradient is zero. With H = 2C the paper's theorem, which is exact before an observer of the draws, gives
-about twice the claimed ε. (Where the draws stay secret a run costs less than it claims, by tight accounting,
-which the paper does not have: `really`.) It is run here beside the sound versions because the paper's figures
-are its own, never through a ledger, and on public data only.
+Line 11 draws one record, line 14 adds noise for a sensitivity of C. If a record is replaced, or if it is
+added or removed while exactly one is drawn, the upload moves by 2C; C is right only where the record's place
+stays and its gradient is zero. With H = 2C the paper's theorem, which is exact against an observer of the
+draws, gives about twice the claimed ε. (Where the draws stay secret a run costs less than it claims, by tight
+accounting, which the paper does not have: `really`.) It is run here beside the sound versions because the
+paper's figures are its own, never through a ledger, and on public data only.
 
 Two more lines are taken literally: δ_u is that of the rounds so far (lines 7-10), so that the round with
 which δ is exceeded is uploaded as well; and the server's mean is plain (line 17). α is not given in the

@@ -2,9 +2,9 @@
 
 A picture is noise of a random spectrum under occluding shapes of all sizes, plain, shaded, striped or
 textured ("dead leaves"; Baradad et al. 2021, Learning to see by looking at noise). A wide residual network
-learns which two views show the same picture (contrastive learning: Chen et al. 2020), as in DP-RandP (Tang
-et al. 2023). Everything follows from a public seed, so the network is a public function of each image, and
-costs no privacy.
+learns which two views show the same picture (contrastive learning: Chen et al. 2020), as in DP-RandP (Tang et
+al. 2023). Everything follows from a public seed, so the network is a public function of each image, and costs
+no privacy.
 """
 
 import math

@@ -1,16 +1,16 @@
 """SGD1 and SGD2: the write-up's claims, the guarantees that hold, by observer, and the noise needed.
 
 "Multi-party DP Write-up 2: Stochastic Gradient Descent" is theory: it measures nothing. Its two claims of
-privacy and its two theorems on utility (`experiments.excess_risk`) can be checked all the same.
+privacy and its two theorems on utility (`experiments.excess_risk`) can still be checked.
 
-SGD1 is said to be (ε, δ)-private with σ = 4 L n ln(1.25 n²/δ) / ε after n² iterations. By tight accounting
-(`algorithms.sgd1`) with ε = .5 and δ = 1/(2 n³), when a record is replaced: far better than claimed before
-who sees the noisy gradients only, and worse from some n on before a coordinator who drew the sequence, as the
-write-up's does. The proof's own parts give (ε, δ + δ^(1/3)).
+SGD1 is said to be (ε, δ)-private with σ = 4 L n ln(1.25 n²/δ) / ε after n² iterations. Tight accounting
+(`farthing.federated.methods.sgd1`) at ε = 0.5 and δ = 1/(2 n³), when a record is replaced, gives a far better
+guarantee than claimed against an observer of the noisy gradients only, and from some n on a worse one against
+a coordinator who drew the sequence, as in the write-up. The proof's own parts give (ε, δ + δ^(1/3)).
 
-SGD2 leaves σ open but for its proof: every round (ε/√(T ln 1/δ), δ/T)-private. T rounds of Gaussian noise are
-one Gaussian answer exactly, so the least noise is known; the third table says what the difference is worth:
-accuracy on Adult with ten parties and T = 100 rounds, both ways at the same claim.
+SGD2 states σ in its proof only: every round (ε/√(T ln 1/δ), δ/T)-private. T rounds of Gaussian noise are one
+Gaussian answer exactly, so the least noise is known; the third table shows the effect of the difference:
+accuracy on Adult with ten parties and T = 100 rounds, with both noises at the same claim.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 They are those of the list that AdaDP's authors cite ("Test functions for optimization", Wikipedia) which have
 two variables and no kinks and are not hundreds wide (left out: Bukin N. 6, cross-in-tray, Eggholder, Hölder
-table, Schaffer N. 2 and 4). Gradients are exact to the last digits, by a step in the imaginary direction.
+table, Schaffer N. 2 and 4). Gradients are exact to the last digits, by a complex step.
 """
 
 from collections.abc import Callable

@@ -3,7 +3,8 @@
 Prices: runs that are μ-GDP each, the ε of one of them, and the factor by which the best of K costs more
 (`farthing.accounting.tuning`). "Composed" releases every run: √K μ. "On a sample" tunes on a tenth of the
 records with runs of the same ε, and then trains on all of them for that ε once more, by basic composition.
-How often no run is among the best tenth of all candidates says what a distribution of K is worth.
+The last row of the first table has the probability that no run is among the best tenth of all candidates,
+which also matters in the choice of a distribution of K.
 
 Use: accuracy on rows held out of two tables, all at a total of (ε, 1e-6). The candidates (solvers and ways to
 bound rows) are a plausible grid; nothing was searched to find them.

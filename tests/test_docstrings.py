@@ -4,11 +4,13 @@ import inspect
 import re
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from farthing.accounting import filters
 
+ROOT = Path(__file__).parent.parent
 PACKAGES = ["farthing", "farthing.audit", "farthing.federated", "farthing.torch"]
 UNDOCUMENTED = {  # names that lack a section still: this set may shrink and must not grow
     "farthing.torch.Training",  # made by train, which names its parameters
@@ -75,3 +77,35 @@ def test_a_docstring_begins_with_a_sentence():
         first = inspect.getdoc(PUBLIC[name]).split("\n")[0]
         assert first.endswith("."), name
         assert not first.startswith(("The same", "What ", "Who ")), name
+
+
+def exists(name):
+    """Whether a name is a module of farthing or lies in one; true if a library that it needs is missing."""
+    parts = name.split(".")
+    for depth in range(len(parts), 0, -1):
+        try:
+            found = import_module(".".join(parts[:depth]))
+        except ImportError as error:
+            if not (error.name or "").startswith("farthing"):
+                return True
+            continue
+        for part in parts[depth:]:
+            if part in getattr(found, "__dataclass_fields__", ()):
+                return True
+            if not hasattr(found, part):
+                return False
+            found = getattr(found, part)
+        return True
+    return False
+
+
+def test_names_in_docstrings_and_pages_exist():
+    """Every `farthing.module.name` in backticks, in the sources and in the documents."""
+    files = [*ROOT.glob("src/**/*.py"), *ROOT.glob("docs/**/*.md"), ROOT / "README.md"]
+    named = {
+        (name, path.relative_to(ROOT).as_posix())
+        for path in files
+        for name in re.findall(r"`(farthing(?:\.\w+)+)", path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 100
+    assert [(name, path) for name, path in sorted(named) if not exists(name)] == []

@@ -46,7 +46,7 @@ class Adjacency(StrEnum):
 
     @property
     def shift(self) -> float:
-        """The distance of neighbours' sums in bounds of one contribution: 2 where one is replaced, else 1."""
+        """The distance of neighbours' sums, in bounds of one contribution: 2 for replace-one, else 1."""
         return 2.0 if self is Adjacency.REPLACE_ONE else 1.0
 
 
@@ -176,7 +176,7 @@ class Budget:
 
 
 class Shown:
-    """The base of what notebooks show as a table (`farthing.report.notebook`)."""
+    """The base of objects that notebooks show as a table (`farthing.report.notebook`)."""
 
     __slots__ = ()
 
@@ -187,7 +187,7 @@ class Shown:
 
 
 class Drawn(Shown):
-    """The base of what notebooks can also draw."""
+    """The base of objects that notebooks can also draw."""
 
     __slots__ = ()
 

@@ -61,7 +61,7 @@ class Unsupported(FarthingError, TypeError):
 
 
 class BudgetSpent(FarthingError):
-    """The next query does not fit what is left of the budget. Nothing was charged for it.
+    """The next query does not fit the rest of the budget. Nothing was charged for it.
 
     Examples
     --------
@@ -107,7 +107,7 @@ class NotReleased(FarthingError):
 
 
 class OutOfMemory(NotReleased, MemoryError):
-    """There was no memory for a batch. It is charged; the message never says how large it was.
+    """There was not enough memory for a batch. The batch is charged; the message never states its size.
 
     Examples
     --------
@@ -117,7 +117,7 @@ class OutOfMemory(NotReleased, MemoryError):
 
 
 class LedgerLocked(FarthingError):
-    """The journal does not agree with its hash chain or with the head kept beside it: nothing goes out.
+    """The journal does not agree with its hash chain or with its head file: nothing is released.
 
     Examples
     --------

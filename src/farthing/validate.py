@@ -40,37 +40,37 @@ def _number(values: dict[str, Any], allowed: str, fits: Callable[[float], bool])
 
 
 def positive(**value: Any) -> float:
-    """A finite number > 0."""
+    """Return the value if it is a finite number > 0."""
     return _number(value, "a finite number > 0", lambda x: 0 < x < math.inf)
 
 
 def non_negative(**value: Any) -> float:
-    """A finite number >= 0."""
+    """Return the value if it is a finite number >= 0."""
     return _number(value, "a finite number >= 0", lambda x: 0 <= x < math.inf)
 
 
 def finite(**value: Any) -> float:
-    """A finite number."""
+    """Return the value if it is a finite number."""
     return _number(value, "a finite number", math.isfinite)
 
 
 def rate(**value: Any) -> float:
-    """A probability in (0, 1]."""
+    """Return the value if it is a probability in (0, 1]."""
     return _number(value, "a number in (0, 1]", lambda x: 0 < x <= 1)
 
 
 def probability(**value: Any) -> float:
-    """A probability in (0, 1), both ends excluded: a delta, for instance."""
+    """Return the value if it is a probability strictly between 0 and 1."""
     return _number(value, "a number strictly between 0 and 1", lambda x: 0 < x < 1)
 
 
 def delta(**value: Any) -> float:
-    """A delta in [0, 1): 0 asks for pure differential privacy."""
+    """Return the value if it is a delta in [0, 1); 0 means pure differential privacy."""
     return _number(value, "a number in [0, 1)", lambda x: 0 <= x < 1)
 
 
 def count(**value: Any) -> int:
-    """A whole number >= 1 (below 2**62); 100.0 is not accepted in place of 100."""
+    """Return the value if it is a whole number from 1 to 2**62 - 1, of an integer type (not 100.0)."""
     name, number = _one(value)
     try:
         whole = operator.index(number)
@@ -82,7 +82,7 @@ def count(**value: Any) -> int:
 
 
 def flag(**value: Any) -> bool:
-    """True or false, numpy's as well; no other value counts as one of them."""
+    """Return the value if it is True or False, of Python or of numpy."""
     name, given = _one(value)
     if type(given).__name__ not in ("bool", "bool_"):
         raise InvalidValue(f"{name} must be True or False, got {given!r}")
@@ -100,7 +100,7 @@ def interval(low: Any, high: Any) -> Any:
 
 
 def choice(options: type[T], /, **value: Any) -> T:
-    """A member of an enumeration, or its text."""
+    """Return the member of an enumeration that the value, a member or its text, names."""
     name, given = _one(value)
     try:
         return options(given)
@@ -109,7 +109,7 @@ def choice(options: type[T], /, **value: Any) -> T:
 
 
 def one_of(known: Iterable[str], /, **value: Any) -> str:
-    """One of several names; a wrong one is answered with all of them.
+    """Return the value if it is one of several names; an error lists all of them.
 
     >>> one_of(["auto", "dpagd"], method="dpag")
     Traceback (most recent call last):
@@ -129,7 +129,7 @@ def _not_one_of(name: str, given: Any, known: list[str]) -> InvalidValue:
 
 
 def offers(*methods: str, **value: Any) -> Any:
-    """An object with these methods, and not its class."""
+    """Return the value if it is an object (not a class) with these methods."""
     name, given = _one(value)
     if isinstance(given, type):
         raise InvalidValue(f"{name} must be an object: {given.__name__}(...), not the class itself")

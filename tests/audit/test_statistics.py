@@ -15,6 +15,12 @@ from farthing.queries.events import FixedSizeEvent, GaussianEvent, RepeatedEvent
 RNG = np.random.default_rng
 
 
+def gaussian_rates(mu, threshold, rate=1.0):
+    """P(flag | with) and P(flag | without) where values of N(0, 1) above the threshold are flagged."""
+    false = stats.norm.sf(threshold)
+    return (1 - rate) * false + rate * stats.norm.sf(threshold - mu), false
+
+
 def test_clopper_pearson_is_the_inversion_of_the_binomial():
     for k, n in ((0, 10), (3, 10), (10, 10), (517, 1000)):
         low, high = float(statistics.at_least(k, n, 0.01)), float(statistics.at_most(k, n, 0.02))
@@ -51,7 +57,7 @@ def test_mu_is_covered_exactly(mu, threshold):
     trials, confidence = 80, 0.9
     counts = np.arange(trials + 1)
     for rate in (1.0, 0.3):
-        hit, false = statistics.gaussian_rates(mu, threshold, rate)
+        hit, false = gaussian_rates(mu, threshold, rate)
         weight = np.outer(stats.binom.pmf(counts, trials, hit), stats.binom.pmf(counts, trials, false))
         if rate == 1:
             found = statistics.gaussian_mu(counts[:, None], counts[None], trials, confidence)
@@ -63,9 +69,9 @@ def test_mu_is_covered_exactly(mu, threshold):
 def test_mu_comes_near_the_truth():
     trials = 10**6
     for mu in (0.2, 1.0, 3.0):
-        hit, false = statistics.gaussian_rates(mu, mu / 2)
+        hit, false = gaussian_rates(mu, mu / 2)
         assert 0.95 < statistics.gaussian_mu(hit * trials, false * trials, trials) / mu < 1
-        hit, false = statistics.gaussian_rates(mu, mu / 2, 0.2)
+        hit, false = gaussian_rates(mu, mu / 2, 0.2)
         assert 0.85 < statistics.sampled_mu(hit * trials, false * trials, trials, 0.2) / mu < 1
 
 
@@ -89,7 +95,7 @@ def test_steps_on_samples_of_a_fixed_size_are_covered():
     """Simulated: four steps of one record of two, flagged where the likelihood ratio is above 1."""
     curve, claim, confidence = SampledCurve(0.5, 4, fixed_size=True), Budget(8.0, 1e-3, "replace-one"), 0.9
     rng, mu, trials = RNG(9), 1.4, 2000
-    hit, false = statistics.gaussian_rates(mu, mu / 2, 0.5)
+    hit, false = gaussian_rates(mu, mu / 2, 0.5)
     counts = rng.binomial(trials, hit, 4000), rng.binomial(trials, false, 4000)
     assert np.mean(curve.strengths(*counts, trials, claim, confidence) > mu) <= 1 - confidence
 

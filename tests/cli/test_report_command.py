@@ -148,7 +148,7 @@ def test_facts_about_another_ledger_are_refused(ledger: Path, run: Any) -> None:
         Path("privacy.json").write_text(json.dumps({**PRIVACY, "ledger_head": head}))
         done = run("report", "a.ledger", "--privacy", "privacy.json", "--force")
         assert done.code == code
-    assert "tells of another ledger" in done.err
+    assert "describes another ledger" in done.err
 
 
 def test_a_changed_ledger_is_red(ledger: Path, run: Any) -> None:

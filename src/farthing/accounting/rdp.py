@@ -85,13 +85,6 @@ def pure(epsilon: float, orders: Array) -> Array:
     return np.where(np.isfinite(curve), np.minimum(curve * _UP, epsilon), epsilon)
 
 
-def bounded_range(epsilon: float, orders: Array) -> Array:
-    """Return αε²/8 (Cesar & Rogers 2021; exponential mechanism), capped at :func:`pure`."""
-    curve = pure(epsilon, orders)
-    with np.errstate(over="ignore"):
-        return np.minimum(_orders(orders) * epsilon * epsilon / 8 * (1 + 1e-15), curve)
-
-
 def laplace(noise: float, orders: Array) -> Array:
     """Return ln(α/(2α−1) e^((α−1)t) + (α−1)/(2α−1) e^(−αt))/(α−1), t = 1/noise: Mironov 2017, Prop. 6."""
     a, t = _orders(orders), 1 / validate.positive(noise=noise)

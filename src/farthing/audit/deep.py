@@ -1,11 +1,11 @@
 """Attack the methods of `farthing.torch` through a ledger whose answers are recorded.
 
-A layer without a bias is trained on rows e₁; the canary is e₂, so that its gradient lies in weights that no
-other record moves. Whatever a method derives from released values (AdaDP's and DpOpt's scales) acts on the
-canary's coordinates too, and would reveal the canary if it used anything else.
+A layer without a bias is trained on rows e₁. The canary is e₂, so its gradient lies in weights that no other
+record moves. A method's scales (of AdaDP and DpOpt) follow from released values in the canary's coordinates
+too, and would reveal the canary if they used anything else.
 
-The self-check of a model takes most of the time of such a short training. It looks at shapes and made-up
-examples, never at records, so that it is made in the first run of each target and left out of the others.
+The self-check of a model takes most of the time of such a short training. It depends on shapes and made-up
+examples only, never on records, so it runs in the first run of each target and is left out of the others.
 """
 
 from collections.abc import Callable, Iterator

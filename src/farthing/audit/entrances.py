@@ -14,7 +14,7 @@ except for the noise, and none may be `internal`.
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -359,21 +359,6 @@ def kept(folder: Path, records: Neighbour, trust: Trust, keys: dict[str, Signer]
     return Guard(policy, Table(X, y), keys["p0"])
 
 
-def heard(
-    folder: Path, records: Neighbour, script: Script, trust: Trust, keys: dict[str, Signer]
-) -> list[GuardReply]:
-    """Return the replies of a guard over these records, with a ledger of its own."""
-    with tempfile.TemporaryDirectory(dir=folder) as own:
-        guard = kept(Path(own), records, trust, keys)
-        try:
-            conversation = Conversation(guard, keys["coordinator"])
-            script(conversation)
-            guard._ledger.journal.verify()
-        finally:
-            guard.close()
-    return conversation.replies
-
-
 def replies(folder: str) -> list[str]:
     """Return complaints: replies that differ between neighbours, and failures."""
     keys = {name: Signer.new() for name in ("coordinator", "p0", "p1", "p2")}
@@ -387,17 +372,45 @@ def replies(folder: str) -> list[str]:
         scripts.append((f"a session, {forms.draw(draw)}", talk, Trust.DISTRIBUTED))
     complaints = []
     for name, script, trust in scripts:
-        first, *rest = neighbours()
-        rest = rest if name == _ALL else rest[:_FEW]  # the draw does not affect labels
-        expected = heard(Path(folder), first, script, trust, keys)
-        bad = [reply.what for reply in expected if reply.reason == Reason.INTERNAL]
-        complaints += [f"{name}: {what} fails" for what in bad]
-        for records in rest:
-            found = heard(Path(folder), records, script, trust, keys)
-            pairs = zip(expected, found, strict=True)
-            told = [one.what for one, other in pairs if one != other]
-            complaints += [f"{name}: the reply to {what} tells of {records[0]}" for what in told]
+        data_sets = list(neighbours())
+        data_sets = data_sets if name == _ALL else data_sets[: 1 + _FEW]  # the draw does not affect labels
+        guard = partial(kept, trust=trust, keys=keys)
+        complaints += differences(name, data_sets, folder, guard, script, keys["coordinator"])
     return complaints + _classes()
+
+
+def differences(
+    name: str,
+    data_sets: Iterable[Any],
+    folder: str,
+    guard: Callable[[Path, Any], Guard],
+    script: Script,
+    coordinator: Signer,
+) -> list[str]:
+    """Return complaints on the replies of one ``guard(folder, records)`` per data set to the same script.
+
+    A reply to the first data set must not be `internal`, and all others must give equal replies.
+    """
+
+    def heard(records: Any) -> list[GuardReply]:
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            opened = guard(Path(own), records)
+            try:
+                conversation = Conversation(opened, coordinator)
+                script(conversation)
+                opened._ledger.journal.verify()
+            finally:
+                opened.close()
+        return conversation.replies
+
+    first, *rest = data_sets
+    expected = heard(first)
+    complaints = [f"{name}: {reply.what} fails" for reply in expected if reply.reason == Reason.INTERNAL]
+    for records in rest:
+        pairs = zip(expected, heard(records), strict=True)
+        differ = [one.what for one, other in pairs if one != other]
+        complaints += [f"{name}: the reply to {what} tells of {records[0]}" for what in differ]
+    return complaints
 
 
 def _classes() -> list[str]:

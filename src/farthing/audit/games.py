@@ -1,12 +1,12 @@
 """Play games against adaptive choices: the entries of a menu, and the scores of a tuning.
 
-`MenuGame`: the adversary sees every answer and picks the next entry. All runs are vectorised. In each a
-canary moves one coordinate by 1 where it is drawn, and no other record moves it. After every block the
-adversary knows the log-likelihood ratio of all answers so far, and buys the block that maximises its expected
-payoff: E[(1 - e^(ε - loss))₊] at the end, ε being the claim's. That is the game whose value bounds δ in
-`farthing.accounting.menu`; here the moves come from a separate table, in which the loss of a block is
-approximated as Gaussian. The table need not be exact: a sound filter holds against any strategy. Which
-entries still fit is asked of the filter, block by block.
+`MenuGame`: the adversary sees every answer and picks the next entry. All runs are vectorised. In each run a
+canary moves one coordinate by 1 where it is drawn, and no other record moves that coordinate. After every
+block the adversary knows the log-likelihood ratio of all answers so far, and buys the block that maximises
+its expected payoff at the end, E[(1 - e^(ε - loss))₊], where ε is the claim's. The value of this game bounds
+δ in `farthing.accounting.menu`; here the moves come from a separate table, in which the loss of a block is
+approximated as Gaussian. The table need not be exact, because a sound filter holds against any strategy. The
+filter says which entries still fit, block by block.
 
 >>> from farthing.accounting.menu import Menu
 >>> from farthing.queries.events import GaussianEvent, PoissonEvent
@@ -19,17 +19,17 @@ Laws of menus, each a list of complaints: `games` plays every strategy against s
 responses, where that is feasible exactly, `dominations` compares an event with the entry that it is charged
 as, by integration, and `blocks` spends from a ledger on disk until it refuses.
 
-`TuningGame`: a run is one Gaussian answer, with as much noise as a run of a tuned budget gets, and the
-adversary chooses how runs are scored. Best are answers that speak most against the canary; of the others the
-better, the more they speak for it. So what speaks for it is best of all only where nothing speaks against it.
-The attack tests the likelihood ratio of the best answer, which is known: f'(F(y)) p(y) with F the chance of a
-lower score (`farthing.accounting.tuning`).
+`TuningGame`: a run is one Gaussian answer, with the noise of one run of a tuned budget, and the adversary
+chooses the order of scores. Answers that speak most against the canary have the highest scores; among the
+others, answers that speak more for the canary score higher. So an answer that speaks for the canary is the
+best only if no run speaks against it. The attack tests the likelihood ratio of the best answer, which is
+known: f'(F(y)) p(y), where F is the probability of a lower score (`farthing.accounting.tuning`).
 
-Laws of tuning: `selections` takes mechanisms of a few outcomes, every order in which their outcomes can be
-scored, and the distribution of K that `best_of` draws from, and compares both hockey-stick divergences of the
-best run with what `farthing.accounting.tuning` charges; `gaussian_selections` does so with Gaussian runs, in
-cells, in the order of `TuningGame`. `runs` counts what `best_of` does: how many runs
-there are, and that each gets the budget that was paid for.
+Laws of tuning: `selections` takes mechanisms with a few outcomes, every order in which the outcomes can be
+scored, and the distribution of K from which `best_of` draws, and compares both hockey-stick divergences of
+the best run with the price in `farthing.accounting.tuning`. `gaussian_selections` does the same with Gaussian
+runs, in cells, in the order of `TuningGame`. `runs` checks the number of runs of `best_of`, and that each
+gets the budget that was paid for.
 """
 
 import functools

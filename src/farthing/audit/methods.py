@@ -101,13 +101,13 @@ MODELS = (
 
 
 def _weights(steps: Iterator[Step]) -> Iterator[Step]:
-    """Yield the steps of an additive model with its linear weights alone, as many whatever was learnt."""
+    """Yield the steps of an additive model with its linear weights only, whose number is fixed."""
     for step in steps:
         yield replace(step, w=(step.w.weights, step.w.constant))
 
 
 class _Flat:
-    """A linear model at flat weights, in place of a network: clients answer for it in the same way."""
+    """A linear model at flat weights, which clients treat like a network."""
 
     gradient = LinearGradient(logistic, Features(2, intercept=0.0))
 
@@ -136,6 +136,11 @@ Attacked = Target | MenuGame | TuningGame | PersonalTarget | BandedTarget | Trun
 @functools.cache
 def targets() -> dict[str, Attacked]:
     """Return everything that can be attacked, by name."""
+    return {**_tables(), **_clients(), **_mechanisms(), **released.targets(), **_plans()}
+
+
+def _tables() -> dict[str, Attacked]:
+    """Return the methods for tables."""
     claim, pure = Budget(8.0, DELTA), Budget(2.0, 0.0)
     fit, line = _classifier(), Problem(squared, 8, 2)
     alone = _classifier(intercept=False)
@@ -143,14 +148,7 @@ def targets() -> dict[str, Attacked]:
     through = Problem(squared, 8, 1, intercept=False, unit=False)
     boosted, numbers = Problem(logistic, 8, 2, unit=False), Problem(squared, 8, 2, unit=False)
     pair, pulled = linear_pair(), Problem(logistic, 1000, 2, intercept=False)
-    server = Budget(8.0, DELTA, observer=Observer.SERVER)
-    swapped = replace(server, adjacency=Adjacency.REPLACE_ONE)
-    rows = PerExample(lambda part, w: part[0])
-    ties = Rows(np.zeros((3, 21))), Rows(np.vstack([np.zeros((3, 21)), np.append(0.0, -np.ones(20))]))
-    ones = Rows(np.zeros((3, 2))), Rows(np.vstack([np.zeros((3, 2)), [[3.0, 4.0]]]))
-    signs = Rows(-np.ones((2, 1))), Rows(np.array([[-1.0], [1.0]]))
     one = Features(2, intercept=0.0)
-    drawn_noise = least_noise(Invitation(0.25, Exactly(1), rounds=4), replace(swapped, delta=1e-3), 2)
     return {
         "descent": TrainedTarget(lambda ledger: descent(ledger, fit), outvoted_pair(), claim, runs=400),
         "svm": TrainedTarget(
@@ -252,33 +250,29 @@ def targets() -> dict[str, Attacked]:
             model=False,
         ),
         "pca": TrainedTarget(lambda ledger: dppca(ledger, one), pair, claim, runs=600),
+    }
+
+
+def _clients() -> dict[str, Attacked]:
+    """Return the methods for clients."""
+    fit, alone, pair = _classifier(), _classifier(intercept=False), linear_pair()
+    server = Budget(8.0, DELTA, observer=Observer.SERVER)
+    swapped = replace(server, adjacency=Adjacency.REPLACE_ONE)
+    drawn_noise = least_noise(Invitation(0.25, Exactly(1), rounds=4), replace(swapped, delta=1e-3), 2)
+    tight = Accountant.TIGHT
+    tight_addp = functools.partial(
+        addp, clip_norm=0.25, lr=0.001, rounds=8, calibration=tight, accountant=tight
+    )
+    return {
         "addp": FederatedTarget(
-            lambda clients: addp(
-                clients,
-                alone,
-                clip_norm=0.25,
-                draw=Exactly(3),
-                lr=0.001,
-                rounds=8,
-                calibration=Accountant.TIGHT,
-                accountant=Accountant.TIGHT,
-            ),
+            lambda clients: tight_addp(clients, alone, draw=Exactly(3)),
             opposite_pair(),
             swapped,
             runs=800,
             stepwise=True,
         ),
         "addp-poisson": FederatedTarget(
-            lambda clients: addp(
-                clients,
-                alone,
-                clip_norm=0.25,
-                draw=Poisson(0.8),
-                lr=0.001,
-                rounds=8,
-                calibration=Accountant.TIGHT,
-                accountant=Accountant.TIGHT,
-            ),
+            lambda clients: tight_addp(clients, alone, draw=Poisson(0.8)),
             pair,
             server,
             runs=600,
@@ -349,18 +343,23 @@ def targets() -> dict[str, Attacked]:
         "federated-descent": FederatedTarget(
             lambda clients: federated_descent(clients, fit), outvoted_pair(), server, runs=350, size=8
         ),
+    }
+
+
+def _mechanisms() -> dict[str, Attacked]:
+    """Return single mechanisms."""
+    pure, rows = Budget(2.0, 0.0), PerExample(lambda part, w: part[0])
+    ties = Rows(np.zeros((3, 21))), Rows(np.vstack([np.zeros((3, 21)), np.append(0.0, -np.ones(20))]))
+    ones = Rows(np.zeros((3, 2))), Rows(np.vstack([np.zeros((3, 2)), [[3.0, 4.0]]]))
+    signs = Rows(-np.ones((2, 1))), Rows(np.array([[-1.0], [1.0]]))
+    return {
         "gaussian": AskedTarget(
             Query(Everyone(), rows, ClipNorm(1.0), Gaussian(1.0)),
             ones,
             Budget(pld.epsilon(GaussianEvent(1.0), DELTA), DELTA),
             rule=GdpFilter,
             curve=GaussianCurve(),
-            statistics=(
-                statistics.largest,
-                statistics.spread,
-                statistics.frozen,
-                statistics.lowest_bit,
-            ),
+            statistics=(statistics.largest, statistics.spread, statistics.frozen, statistics.lowest_bit),
         ),
         "laplace": AskedTarget(
             Query(Everyone(), rows, ClipNorm(1.0, order=1), Laplace(1.0)),
@@ -384,7 +383,23 @@ def targets() -> dict[str, Attacked]:
             runs=8000,
             threshold=0.0,
         ),
-        **released.targets(),
+        "fixed-size": AskedTarget(
+            Query(FixedSize(1, 2), rows, ClipNorm(1.0), Gaussian(1.0)),
+            signs,
+            Budget(  # at a large δ: at a small one, what tells is too rare for thousands of runs
+                pld.epsilon(FixedSize(1, 2).amplify(GaussianEvent(1.0)), 0.05, Adjacency.REPLACE_ONE),
+                0.05,
+                Adjacency.REPLACE_ONE,
+            ),
+            RdpFilter,
+            runs=12_000,
+        ),
+    }
+
+
+def _plans() -> dict[str, Attacked]:
+    """Return plans of many answers, menus and tuning."""
+    return {
         "personal-rates": PersonalTarget((0.5, 3.0), 0.01, 8),
         "personal-weights": PersonalTarget((0.5, 3.0), 0.01, 8, "weights"),
         "menu": MenuGame(
@@ -398,17 +413,6 @@ def targets() -> dict[str, Attacked]:
         "personal-correlated": PersonalBandedTarget(groups=4, bands=4, steps=12),
         "truncated": TruncatedTarget(),
         "truncated-correlated": TruncatedBandedTarget(),
-        "fixed-size": AskedTarget(
-            Query(FixedSize(1, 2), rows, ClipNorm(1.0), Gaussian(1.0)),
-            signs,
-            Budget(  # at a large δ: at a small one, what tells is too rare for thousands of runs
-                pld.epsilon(FixedSize(1, 2).amplify(GaussianEvent(1.0)), 0.05, Adjacency.REPLACE_ONE),
-                0.05,
-                Adjacency.REPLACE_ONE,
-            ),
-            RdpFilter,
-            runs=12_000,
-        ),
     }
 
 

@@ -11,8 +11,8 @@ shape, or one that cannot be read. Replies must be equal except for the noise, a
 """
 
 import itertools
-import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from farthing.audit.entrances import Conversation, GuardReply, Script
+from farthing.audit.entrances import Conversation, Script, differences
 from farthing.budget import Budget
 from farthing.deploy import factories
 from farthing.deploy.guard.answers import Networks
@@ -29,7 +29,7 @@ from farthing.deploy.guard.models import Inputs, InstalledModel
 from farthing.deploy.guard.policy import Limits, Policy
 from farthing.deploy.messages import forms
 from farthing.deploy.messages.forms import NetworkAsk, NetworkKind, Question, RoundId, pack_weights
-from farthing.deploy.messages.signed import MessageKind, Reason, Signer
+from farthing.deploy.messages.signed import MessageKind, Signer
 from farthing.errors import FarthingError
 from farthing.federated.terms import Draw, Invitation
 from farthing.ledger.ledger import Ledger
@@ -329,31 +329,11 @@ def kept(folder: Path, records: Neighbour, keys: dict[str, Signer], networks: Ne
 def replies(folder: str) -> list[str]:
     """Return complaints: replies that differ between neighbours, and failures."""
     keys = {name: Signer.new() for name in ("coordinator", "p0")}
-    first, *rest = neighbours()
-    networks = Networks(policy_of(Path(folder), keys), Examples(first[1]))
+    data_sets = list(neighbours())
+    networks = Networks(policy_of(Path(folder), keys), Examples(data_sets[0][1]))
+    guard = partial(kept, keys=keys, networks=networks)
     complaints = []
     for draw in DRAWS:
-        script = talk_of(factories.source_hash(NAMES), draw)
-        expected = _heard(folder, first, script, keys, networks)
-        bad = [reply.what for reply in expected if reply.reason == Reason.INTERNAL]
-        complaints += [f"networks, {forms.draw(draw)}: {what} fails" for what in bad]
-        for records in rest:
-            found = _heard(folder, records, script, keys, networks)
-            told = [one.what for one, other in zip(expected, found, strict=True) if one != other]
-            complaints += [f"networks: the reply to {what} tells of {records[0]}" for what in told]
+        script, name = talk_of(factories.source_hash(NAMES), draw), f"networks, {forms.draw(draw)}"
+        complaints += differences(name, data_sets, folder, guard, script, keys["coordinator"])
     return complaints
-
-
-def _heard(
-    folder: str, records: Neighbour, script: Script, keys: dict[str, Signer], networks: Networks
-) -> list[GuardReply]:
-    """Return the replies of a guard over these records, with a ledger of its own."""
-    with tempfile.TemporaryDirectory(dir=folder) as own:
-        guard = kept(Path(own), records, keys, networks)
-        try:
-            conversation = Conversation(guard, keys["coordinator"])
-            script(conversation)
-            guard._ledger.journal.verify()
-        finally:
-            guard.close()
-    return conversation.replies

@@ -1,11 +1,11 @@
 """Attack plans of many turns: correlated noise, truncated batches, and personal budgets.
 
-Each run has one canary, which moves a coordinate that no other record moves (truncated batches: that all
-move). The attacker sees every answer and tests the log-likelihood ratio of all turns.
+Each run has one canary. It moves a coordinate that no other record moves; with truncated batches all records
+move one coordinate. The attacker sees every answer and tests the log-likelihood ratio of all turns.
 
 Correlated noise: the code that training uses (`farthing.queries.correlated`) divides the canaries into
-groups, draws them and releases. The attacker knows C, the noise and the group of each canary, and takes the
-correlation out: C times the answers is independent noise again.
+groups, draws them and releases. The attacker knows C, the noise and the group of each canary, and removes the
+correlation: C times the answers has independent noise again.
 
 Personal budgets: the code that training uses (`farthing.queries.personal`) draws the canaries and weights
 them. The attacker knows rates, weights and noise; a canary of each level tests the claim of its own level.

@@ -108,12 +108,6 @@ def sampled_mu(tp: ArrayLike, fp: ArrayLike, trials: int, rate: float, confidenc
     return np.where(gap < rate, np.fmax(np.fmax(by_rates, by_gap), 0.0), math.inf)
 
 
-def gaussian_rates(mu: float, threshold: float, rate: float = 1.0) -> tuple[float, float]:
-    """Return P(flag | with) and P(flag | without) where N(0, 1) above ``threshold`` is flagged."""
-    false = float(ndtr(-threshold))
-    return (1 - rate) * false + rate * float(ndtr(mu - threshold)), false
-
-
 class Curve(Protocol):
     """An assumption by which counts become a lower bound: on a strength that grows with ε, and then on ε."""
 

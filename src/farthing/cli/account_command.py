@@ -1,4 +1,4 @@
-"""The commands about plans of equal steps: ``farthing account`` and ``calibrate``."""
+"""Provide the commands about plans of equal steps: ``farthing account`` and ``calibrate``."""
 
 import math
 from dataclasses import asdict, replace
@@ -52,7 +52,7 @@ def account(
     delta: Annotated[float | None, option(number, "Print epsilon at this delta.")] = None,
     epsilon: Annotated[
         float | None,
-        option(number, "Print delta at this epsilon; with --delta, say whether epsilon stays within it."),
+        option(number, "Print delta at this epsilon; with --delta, check whether epsilon is at most this."),
     ] = None,
     accountant: Annotated[str, _ACCOUNTANT] = Accountant.PLD.value,
     adjacency: Relation = Adjacency.ADD_REMOVE,
@@ -224,7 +224,7 @@ def _report(
     limit: float | None = None,
     as_json: bool,
 ) -> int:
-    """Prints what holds of a plan and returns the exit code."""
+    """Print the guarantee of a plan and return the exit code."""
     said = math.isfinite(epsilon) and delta < 1
     proven = said and found.proven(delta)
     notes = [found.note] if found.note else []

@@ -1,4 +1,4 @@
-"""The command ``farthing audit``."""
+"""Provide the command ``farthing audit``."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,8 +29,8 @@ def audit(
 ) -> int:
     """Attack a method and compare the result with its claim.
 
-    The exit code is 1 if a claim is broken, 130 if it was interrupted. "Not refuted" is no proof; the power
-    of an attack says what it would have caught.
+    The exit code is 1 if a claim is broken, 130 if it was interrupted. "Not refuted" is not a proof; the
+    power of an attack is the smallest epsilon that it would have detected in nine of ten runs.
     """
     from farthing.cli import auditing
     from farthing.data.model_file import check_writable, write

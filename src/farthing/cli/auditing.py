@@ -1,7 +1,8 @@
-"""The audit command: attacks on methods one after the other, and a table of the verdicts.
+"""Attack methods one after the other for ``farthing audit``, and list the verdicts in a table.
 
-Beside attacks there are laws (`audit.laws`, `audit.prices`, `audit.charges`): what must hold of noise, clips,
-draws, prices and books whatever is asked. ``farthing audit laws`` looks at those alone, ``--all`` at both.
+Beside attacks there are laws (`audit.laws`, `audit.prices`, `audit.charges`): statements about noise,
+clipping, draws, prices and charges that must hold for every query. ``farthing audit laws`` checks the laws
+only, ``--all`` runs attacks and laws.
 """
 
 import logging
@@ -42,7 +43,7 @@ def audited(
     stream: Stream | None = None,
     found: list[Finding] | None = None,
 ) -> list[Finding]:
-    """The verdicts on one method or on all; ``confidence`` is that of all of them together.
+    """Return the verdicts on one method or on all; ``confidence`` holds for all of them together.
 
     They are appended to ``found``, so that whoever is interrupted keeps those that were reached.
 
@@ -114,7 +115,7 @@ def lawful(method: str | None, stream: Stream | None = None) -> dict[str, list[s
 
 @contextmanager
 def _silent(log: logging.Logger) -> Iterator[None]:
-    """Keep a log from being written: guards that are attacked say of every message why they refuse it."""
+    """Silence a log: guards under attack would write a line for every message that they refuse."""
     before, log.disabled = log.disabled, True
     try:
         yield
@@ -141,7 +142,7 @@ def _network_guards(folder: str) -> list[str]:
 
 
 def law_lines(told: dict[str, list[str]]) -> str:
-    """One line a law: it holds, or what is wrong."""
+    """Return one line per law: that it holds, or its complaints."""
     width = max(map(len, told)) + 2
     return "\n".join(f"{name:{width}}{'; '.join(said) or 'holds'}" for name, said in told.items())
 
@@ -157,7 +158,7 @@ def fields(found: Sequence[Finding], told: dict[str, list[str]], confidence: flo
 
 
 def table(found: Sequence[Finding]) -> str:
-    """One line a verdict, in columns."""
+    """Return one line per verdict, in columns."""
     heads = "method", "verdict", "ε at least", "ε exact", "ε claimed", "catches ε from", "trials", "attack"
     rows = [heads]
     for name, verdict in found:
@@ -177,6 +178,6 @@ def table(found: Sequence[Finding]) -> str:
 
 @contextmanager
 def shown(quiet: bool, everything: bool) -> Iterator[Watch | None]:
-    """A line on standard error that follows an audit, where that is a terminal."""
+    """Yield a callback that shows the progress of an audit on standard error; None if that is no terminal."""
     with progress(quiet, "preparing", len(methods.names()) if everything else None) as show:
         yield show and (lambda name, runs, done: show(f"{name}: {runs:,} runs", done))

@@ -1,8 +1,8 @@
 """``make demo``: private models of the embedded Adult data, trained until their budget is spent; a report.
 
-The default and two other methods, each under ε = 1 and a few more, 488 simulated clients who train together
-without showing their records to anybody, and an audit. Everything goes into the folder ``farthing-demo``;
-a second run replaces it. Nothing is opened, nothing is fetched.
+It trains the default and two other methods at ε = 1 and a few other values, simulates 488 clients that train
+together and keep their records, and runs an audit. All files go into the folder ``farthing-demo``; a second
+run replaces them. Nothing is opened, nothing is fetched.
 """
 
 import io
@@ -66,7 +66,7 @@ class Trained:
 
 
 def main() -> None:
-    """Trains, prints what came out, and says where the report lies."""
+    """Train, and print the results and the path of the report."""
     began, adult, folder = time.perf_counter(), load_adult(), place()
     guessing = float(max(np.mean(adult.y_test), 1 - np.mean(adult.y_test)))
     print(f"Adult: {adult.split:,} records to learn from, {len(adult.y_test):,} to test on.")
@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def place() -> Path:
-    """The folder, without what an earlier run left in it; a temporary one where none can be made here."""
+    """Return the folder for the files, emptied of earlier runs; a temporary one if it cannot be made."""
     folder = Path(FOLDER)
     try:
         folder.mkdir(exist_ok=True)
@@ -131,7 +131,7 @@ def place() -> Path:
 
 
 def table(adult: Dataset) -> Table:
-    """The private records. Their features lie in [0, 1] by the public schema."""
+    """Return the private records, whose features lie in [0, 1] by the public schema."""
     return Table(adult.X_train, adult.y_train.astype(np.float64), bounds=(0, 1))
 
 
@@ -141,7 +141,7 @@ def problem(adult: Dataset, records: int | None = None) -> Problem:
 
 
 def trained(method: str, ledger: Ledger, adult: Dataset) -> Trained:
-    """A method's steps, until the ledger's budget is spent."""
+    """Train by a method until the ledger's budget is spent."""
     began = time.perf_counter()
     history = tuple(CLASSIFIERS[method].algorithm(ledger.over(table(adult)), problem(adult)))
     said = replace(ledger.guarantee, note="the number of records is taken as public")
@@ -155,7 +155,7 @@ def accuracy(step: Step, adult: Dataset) -> float:
 
 
 def compared(adult: Dataset, first: Trained) -> list[Score]:
-    """The methods at each ε, every one on a ledger of its own; the default at ε = 1 is the one above."""
+    """Train by each method at each ε, on a new ledger each time; ``first`` is the default's run at ε = 1."""
     scores = []
     print(f"{'method':34}{'steps':>7}{'seconds':>9}{'accuracy':>10}   guarantee")
     for method, name in METHODS.items():
@@ -213,7 +213,7 @@ def told(scores: Sequence[Score]) -> None:
 
 
 def written(folder: Path, adult: Dataset, subject: Subject, first: Trained) -> list[Path]:
-    """The report, the model and its guarantee, as `farthing train` writes them."""
+    """Write the report, the model and its guarantee as `farthing train` does."""
     told = {
         **outputs.stamped(first.guarantee),
         "method": "auto",

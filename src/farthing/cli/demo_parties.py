@@ -1,8 +1,9 @@
 """The demonstration ``make demo-parties``: three parties and a coordinator, each in processes of its own.
 
-Everything is made from nothing in a new folder: keys, records (a third of the embedded Adult data each),
-policies, the run. Then ``farthing join`` three times and ``farthing serve``, as on four machines: first for a
-linear model of the table and then, where PyTorch is installed, for a small network that all have installed.
+All files are made in a new folder: keys, records (a third of the embedded Adult data each), policies, and the
+run's file. Then ``farthing join`` runs three times and ``farthing serve`` once, as on four machines: first
+for a linear model of the table and then, if PyTorch is installed, for a small network that all have
+installed.
 """
 
 import argparse
@@ -62,7 +63,7 @@ def set_up(
     settings: str = "",
     network: bool = False,
 ) -> Path:
-    """Write keys, records and settings of all parties; returns the run's file. ``records`` is for each.
+    """Write keys, settings and ``records`` records for each party; return the run's file.
 
     With ``network`` they train one that all have installed, in place of a linear model.
     """

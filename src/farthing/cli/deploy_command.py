@@ -90,16 +90,17 @@ def keys(
     renew: Annotated[
         str | None,
         typer.Option(
-            metavar="NAMES", help="Make new keys for these parties or the coordinator, separated by commas."
+            metavar="NAMES",
+            help="Replace the keys of these parties or the coordinator, separated by commas.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Make keys and certificates for parties and a coordinator.
 
-    A private key belongs where it was made: let each party make its own with --parties NAME, and the
-    coordinator with --host. Both in one go are for trying it out on one machine. --renew keeps the old keys
-    beside the new ones, whose public half is to be handed out again.
+    A private key should never leave the machine that made it: each party makes its own with --parties NAME,
+    and the coordinator with --host. Use both at once only to try it on one machine. --renew keeps the old
+    keys beside the new ones; the new public keys must then be exchanged again.
     """
     from farthing.deploy import keys as keyring
 
@@ -133,8 +134,7 @@ def serve(
 ) -> int:
     """Run a coordinator: train one model over parties.
 
-    It goes on until nobody can afford another round. A run that was interrupted goes on where it was when it
-    is started again.
+    It runs until no party can afford another round. Start an interrupted run again to resume it.
     """
     if page is not None and not 0 <= page < 2**16:
         raise InvalidValue(f"--page must be a port from 0 to 65535, got {page}")
@@ -160,7 +160,7 @@ def join(
 ) -> int:
     """Join a run: start a party's guard and its node.
 
-    A guard that runs already is used. SIGTERM and Ctrl-C end it.
+    A guard that is already running is used. Ctrl-C or SIGTERM ends the processes that this command started.
     """
     from farthing.deploy import join as joining
 

@@ -1,4 +1,4 @@
-"""The command ``farthing describe``: statistics of a table within a budget."""
+"""Provide the command ``farthing describe``: statistics of a table within a budget."""
 
 from datetime import date, timedelta
 from pathlib import Path
@@ -97,7 +97,7 @@ def describe(
 
 
 def _lines(fields: dict[str, Any]) -> dict[str, Any]:
-    """The words for a description, a few lines a column."""
+    """Return a description as text, a few lines per column."""
     lines: dict[str, Any] = {}
     for column in fields["columns"]:
         if column["kind"] == "values":

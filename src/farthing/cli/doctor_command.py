@@ -1,4 +1,4 @@
-"""The command ``farthing doctor``: which of the optional parts this machine has, and which are missing."""
+"""Provide the command ``farthing doctor``, which lists the optional parts that this machine has or lacks."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ _FIRST_YEAR = 2024  # an earlier clock is wrong: certificates and records of cha
 
 
 class Finding(NamedTuple):
-    """One line of the doctor's: what was looked at, whether it is in order, and what it says."""
+    """One line of the output: the part that was checked, whether it works, and a remark."""
 
     name: str
     state: str  # "ok", "missing" (something optional), "warning" or "failed"

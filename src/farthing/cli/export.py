@@ -19,12 +19,12 @@ from farthing.errors import Unsupported
 
 
 def exported(form: str, schema: Schema, model: Any) -> bytes:
-    """``model``, of an estimator's `to_sklearn`, behind the schema's encoding, as a file's content."""
+    """Return a file's content: the schema's encoding, then ``model``, from an estimator's `to_sklearn`."""
     return FORMATS[form](pipeline(schema, model), schema)
 
 
 def pipeline(schema: Schema, model: Any) -> Pipeline:
-    """From a table with the schema's columns (a data frame) to labels or numbers."""
+    """Return a pipeline from a data frame with the schema's columns to labels or numbers."""
     if isinstance(model, Pipeline):  # which maps [0, 1] onto itself, and in it lies what is encoded
         model = model[-1]
     columns = list(enumerate(schema.columns))
@@ -90,7 +90,7 @@ def _onnx(whole: Pipeline, schema: Schema) -> bytes:
 
 
 def _unbounded(model: TransformedTargetRegressor) -> Any:
-    """The linear model in the target's own unit, without its bounds."""
+    """Return the linear model in the target's own unit, without its bounds."""
     inner, (low, high) = model.regressor_[-1], model.transformer_.quantiles_.ravel()
     linear = LinearRegression()
     linear.coef_, linear.intercept_ = inner.coef_ * (high - low), inner.intercept_ * (high - low) + low
@@ -99,7 +99,7 @@ def _unbounded(model: TransformedTargetRegressor) -> Any:
 
 
 def _bounded(graph: Any, target: Numeric) -> None:
-    """Clips what a graph gives out to the target's bounds."""
+    """Clip the output of a graph to the target's bounds."""
     from onnx import helper, numpy_helper
 
     result = graph.output[0].name

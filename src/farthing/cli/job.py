@@ -1,4 +1,4 @@
-"""Describe a training that is asked for: what to train on which table, and where to put it."""
+"""Describe a requested training: the table, the model, and the output files."""
 
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, replace
@@ -76,7 +76,7 @@ NUMBERS = {
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """The options of a training: what to train on which table, and where to put it."""
+    """The options of a training: the table, the model, and the output files."""
 
     table: str
     schema: Schema
@@ -85,7 +85,7 @@ class TrainingJob:
     epsilon: float | None  # None where each record has its own
     delta: float
     budget_column: str | None = None
-    adjacency: Adjacency | None = None  # that of the ledger, or add-remove
+    adjacency: Adjacency | None = None  # None: the ledger's, or add-remove
     model: str | None = None  # a name of `LABELS` or `NUMBERS`; None or "auto" chooses by public facts
     method: str = "auto"
     records: int | None = None
@@ -98,7 +98,7 @@ class TrainingJob:
     settings: tuple[str, ...] = ()  # of the method, as NAME=VALUE
     csv: Csv = table_files.PLAIN
     user: str | None = None  # the column that says whose record it is: whole people are protected
-    rows: int = 1  # that are kept of a person
+    rows: int = 1  # rows kept per person
     holdout: float = 0.0  # the share of the records that is not learnt from
     large: bool = False  # whether there are more than `LARGE` records
 
@@ -111,7 +111,7 @@ class TrainingJob:
 
     @property
     def kind(self) -> tuple[str, ModelKind]:
-        """Return the name of the model that is asked for, and what is known of it."""
+        """Return the name and the kind of the requested model."""
         made = LABELS if isinstance(self.schema.target, Categorical) else NUMBERS
         if self.model in (None, AUTO):
             named = self.method != AUTO or self.delta == 0  # methods by name are those of linear models
@@ -132,11 +132,11 @@ class TrainingJob:
 
     @property
     def split(self) -> bool:
-        """Whether some rows of the table are not learnt from."""
+        """Whether some rows of the table are not used for training."""
         return self.user is not None or self.holdout > 0
 
     def notes(self) -> tuple[str, ...]:
-        """Return what the guarantee has to say where some rows are not learnt from."""
+        """Return the notes of the guarantee if some rows are not used for training."""
         size = "the number of records of the table is taken as public" * (self.split and self.records is None)
         return tuple(text for text in (size, HELD.format(self.holdout) * (self.holdout > 0)) if text)
 

@@ -1,4 +1,4 @@
-"""The commands about ledgers: ``farthing ledger``, ``report`` (its page) and ``card`` (a model card)."""
+"""Provide the commands about ledgers: ``farthing ledger``, ``report`` and ``card`` (a model card)."""
 
 import sys
 from dataclasses import asdict
@@ -197,8 +197,8 @@ def _subject(
     with open_journal(ledger) as journal:
         if told.head is not None and all(row.hash != told.head for row in journal.rows()):
             raise InvalidValue(
-                f"--privacy {str(privacy)!r} tells of another ledger than {str(ledger)!r}: no row of it has "
-                "the hash that stands under ledger_head"
+                f"--privacy {str(privacy)!r} describes another ledger than {str(ledger)!r}, which has no row "
+                "with the hash in ledger_head"
             )
         return Subject.of(
             journal,

@@ -26,7 +26,7 @@ _SQLITE = b"SQLite format 3\0"
 
 
 def aligned(fields: dict[str, Any]) -> str:
-    """Names and values in two columns; a list takes a line for each item, an empty value none."""
+    """Return names and values in two columns; a list takes one line per item, an empty value none."""
     width = max(map(len, fields)) + 2
     lines = []
     for name, value in fields.items():
@@ -49,7 +49,7 @@ def rounded_up(value: float, digits: int = 6) -> str:
 
 
 def open_journal(file: Path) -> Journal:
-    """The journal at ``file``, verified; refused before anything is created where there is none."""
+    """Return the verified journal at ``file``; refuse a missing one before anything is created."""
     head = Path(f"{file}.head")
     try:
         if not file.is_file():
@@ -71,7 +71,7 @@ def open_journal(file: Path) -> Journal:
 
 
 def ledger(file: Path) -> dict[str, Any]:
-    """Budget, filter, plan, charges, spend, guarantee and rows of the ledger at ``file``."""
+    """Return budget, filter, plan, charges, spend, guarantee and rows of the ledger at ``file``."""
     from farthing.ledger.ledger import Ledger
 
     open_journal(file).close()
@@ -103,7 +103,7 @@ def ledger(file: Path) -> dict[str, Any]:
 
 
 def _levels(opened: "Ledger") -> dict[str, Any]:
-    """Return what holds for each level of budget, where there are several."""
+    """Return the guarantee of each level of budget, if there are several."""
     from farthing.ledger import levels
 
     said, spent = opened.guarantees, levels.spent(opened._books)
@@ -144,7 +144,7 @@ def ledger_lines(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _whom(fields: dict[str, Any]) -> dict[str, list[str]]:
-    """What holds for each level of budget, where there are several."""
+    """Return the guarantee of each level of budget as text, if there are several."""
     return {"for whom": [_level_words(**one) for one in fields["levels"]]} if "levels" in fields else {}
 
 
@@ -180,7 +180,7 @@ def statement_words(fields: dict[str, Any]) -> list[str]:
 
 
 def trained_lines(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the words for what `farthing.cli.training.train` did."""
+    """Return the result of `farthing.cli.training.train` as text."""
     words = {
         "model": [fields["model"], *(fields[form] for form in ("skops", "onnx") if form in fields)],
         "guarantee": list(_words(fields["guarantee"])),
@@ -198,7 +198,7 @@ def trained_lines(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def rehearsed_lines(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the words for what `farthing.cli.training.rehearse` found."""
+    """Return the result of `farthing.cli.training.rehearse` as text."""
     before, after = fields["share"]
     answers = sum(part["times"] for part in fields["answers"])
     return {
@@ -214,7 +214,7 @@ def rehearsed_lines(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _method(fields: dict[str, Any]) -> str:
-    """A method with what was set of it."""
+    """Return a method's name with its settings."""
     words = ", ".join((fields["method"], *(f"{name}={value}" for name, value in fields["settings"].items())))
     return f"{words} ({fields['choice']})" if "choice" in fields else f"{fields['trained']}, {words}"
 
@@ -256,7 +256,7 @@ def _test_words(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def simulated_lines(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the words for what `farthing.federated.simulation.simulate` reached."""
+    """Return the result of `farthing.federated.jobs.simulate` as text."""
     records = f"{fields['records']:,} records of {fields['features']:,} features"
     words = {
         "clients": f"{fields['clients']:,}, with {records}",
@@ -288,7 +288,7 @@ def simulated_lines(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _published_words(found: list[dict[str, Any]]) -> list[str]:
-    """Return what published noise really gives, a line an observer."""
+    """Return the true guarantee of published noise, one line per observer."""
     lines = [
         f"epsilon {one['epsilon']:.4g} against {one['observer']}, {one['adjacency']}: {one['note']}"
         for one in found
@@ -343,7 +343,7 @@ def _finite(interval: tuple[float, float] | None) -> list[float | None] | None:
 
 
 def verification_lines(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the words for what `verification` found."""
+    """Return the result of `verification` as text."""
     apart = ("ok", "verdict", "refunded", "unrefunded_between")
     words = {name.removesuffix("_between"): value for name, value in fields.items() if name not in apart}
     if "refunded" in fields:
@@ -361,7 +361,7 @@ def verification_lines(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _budget(said: Any) -> str:
-    """Return a budget in words, also where a damaged ledger says something else."""
+    """Return a budget as text, also from a damaged ledger."""
     try:
         return str(Budget(**said))
     except (InvalidValue, TypeError):
@@ -373,7 +373,7 @@ def _compact(event: Any) -> str:
 
 
 def _between(low: float | None, high: float | None) -> str:
-    """Return the words for an ε that is known between two ends; an end without a number is infinite.
+    """Return an ε between two bounds as text; a missing bound is infinite.
 
     >>> _between(1.0, 1.0), _between(0.5, None)
     ('epsilon 1', 'epsilon between 0.5 and infinity')

@@ -74,7 +74,7 @@ for _book in (ledger_command.create, ledger_command.show, ledger_command.verify,
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code; every expected error ends here as one sentence."""
+    """Run a command and return its exit code; every expected error is printed as one sentence."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Greek letters shows "?"
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]

@@ -43,13 +43,13 @@ class Command(typer.core.TyperCommand):
 
 
 def say(sentence: str, code: int = 0) -> int:
-    """One sentence on standard error; returns the exit code."""
+    """Print one sentence on standard error, and return the exit code."""
     print(f"farthing: {sentence}", file=sys.stderr, flush=True)
     return code
 
 
 def emit(text: str) -> None:
-    """Data, on standard output."""
+    """Print data on standard output."""
     print(text, flush=True)  # a reader that went away is noticed here, where typer ends quietly
 
 
@@ -79,7 +79,7 @@ def whole(text: Any) -> int:
 
 
 def option(parser: Callable[[str], float], text: str, *names: str) -> Any:
-    """An option that takes a number; a wrong one is named as it was typed."""
+    """Return an option that takes a number, and whose errors quote the text that was typed."""
     metavar = "INTEGER" if parser is whole else "NUMBER"
     return typer.Option(*names, parser=parser, metavar=metavar, help=text)
 
@@ -90,7 +90,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def present(path: str | None) -> str | None:
-    """A table that is there, or the word for an embedded one: told before anything heavy is imported."""
+    """Return an existing or embedded table's name; refuse others before anything heavy is imported."""
     if path is not None and path != "adult" and not os.path.exists(path):
         raise InvalidValue(f"there is no file {path!r}{near(path)}")
     return path
@@ -105,7 +105,7 @@ def near(path: str) -> str:
 
 
 def from_config(ctx: typer.Context, path: Path | None) -> Path | None:
-    """Options from a TOML file, by their long names; those on the command line come first."""
+    """Read options from a TOML file, by their long names; those on the command line take precedence."""
     if path is None:
         return None
     try:
@@ -131,7 +131,7 @@ def from_config(ctx: typer.Context, path: Path | None) -> Path | None:
 
 
 def _long(parameter: Any) -> str:
-    """The name of a parameter in a file: its longest flag without dashes in front."""
+    """Return the name of a parameter in a file: its longest flag without leading dashes."""
     return str(max(parameter.opts, key=len)).lstrip("-")
 
 
@@ -225,7 +225,7 @@ Missing = Annotated[
 
 
 def csv_format(delimiter: str | None, decimal: str | None, encoding: str | None, header: int) -> "Csv":
-    """CSV files as these options say."""
+    """Return the format of CSV files that these options describe."""
     from farthing.data.csv_files import Csv
 
     return Csv("\t" if delimiter in ("tab", "\\t") else delimiter, decimal, encoding, header)
@@ -240,7 +240,7 @@ def declared(
     drop: list[str] | None = None,
     missing: list[str] | None = None,
 ) -> "Schema | None":
-    """The schema that these options name or spell out; None where there is none."""
+    """Return the schema that these options name or declare; None if there is none."""
     from farthing.data import table_files
 
     if schema is not None and (bounds or values):
@@ -259,7 +259,7 @@ Show = Callable[[str, float | None], None]  # what is going on, and how much of 
 
 @contextmanager
 def progress(quiet: bool, beginning: str, total: float | None = 1.0) -> Iterator[Show | None]:
-    """A function that moves a line on standard error, or None where nobody looks; it is gone at the end."""
+    """Yield a function that updates a progress line on standard error; None if that is no terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
@@ -278,7 +278,7 @@ def progress(quiet: bool, beginning: str, total: float | None = 1.0) -> Iterator
 
 @contextmanager
 def stoppable() -> Iterator[Callable[[], bool]]:
-    """Yield a function that says whether to end: after one Ctrl-C or SIGTERM; a second ends at once."""
+    """Yield a function that returns whether to end: after one Ctrl-C or SIGTERM. A second ends at once."""
     asked: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:

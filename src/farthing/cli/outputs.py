@@ -96,7 +96,7 @@ class ShapeModel(Model):
 
     @classmethod
     def _more(cls, found: Any, width: int) -> tuple[Any, ...]:
-        """Return the shapes of a file; raise ValueError where they are none of so many features."""
+        """Return the shapes in a file; raise ValueError unless they have this many features."""
         names = ("coef", "intercept", "tables", "leaves", "scale")
         coef, constant, tables, leaves, (origin, scale) = (np.asarray(found[n], np.float64) for n in names)
         outputs = (len(coef),) if len(coef) > 1 else ()
@@ -113,7 +113,7 @@ class ShapeModel(Model):
 
 
 def model_of(schema: Schema, estimator: Estimator, kind: str) -> Model:
-    """Return what an estimator learnt as a model on features in [0, 1], with the bounds that were bought."""
+    """Return a fitted estimator as a model on features in [0, 1], with the bounds that were bought."""
     bounds = getattr(estimator, "bounds_", None)
     used = schema if bounds is None else schema.with_bounds(*bounds)
     if hasattr(estimator, "model_"):
@@ -184,7 +184,7 @@ def reported(
     told: dict[str, Any],
     measured: dict[str, Any] | None,
 ) -> str:
-    """Return the page that tells of a training."""
+    """Return the report of a training."""
     scores, released, measure = list[Score](), list[str](), "accuracy"
     if measured is not None:
         measure = "rmse" if "rmse" in measured else measure

@@ -1,4 +1,4 @@
-"""The command ``farthing simulate``."""
+"""Provide the command ``farthing simulate``."""
 
 import functools
 import inspect
@@ -40,7 +40,7 @@ _SUMS = ", ".join(method.name for method in METHODS.values() if len(method.trust
 
 
 def _with_method_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Gives a command the options of all federated methods; those that are given become ``options``."""
+    """Give a command the options of all federated methods, and pass those that were set as ``options``."""
     known = every_option()
 
     @functools.wraps(command)
@@ -128,7 +128,7 @@ def simulate(
 ) -> int:
     """Simulate training over clients that keep their records.
 
-    Each client has a budget of its own. Ctrl-C ends it with the rounds that were taken.
+    Each client has its own budget. Ctrl-C ends the simulation and keeps the model of the last round.
     """
     from farthing.federated import jobs
 
@@ -164,6 +164,6 @@ def simulate(
 
 @contextmanager
 def shown(quiet: bool) -> Iterator["Watch | None"]:
-    """A line on standard error that follows a simulation, where that is a terminal."""
+    """Yield a callback that shows a simulation's progress on standard error; None if that is no terminal."""
     with progress(quiet, "settling everybody's terms") as show:
         yield show and (lambda now: show(str(now), 1 - now.left))

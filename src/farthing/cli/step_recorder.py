@@ -31,7 +31,7 @@ class StepRecorder:
         self.watch: Watch | None = None
         self.notes: tuple[str, ...] = ()
         self.stopped = False
-        self.ledger: Ledger | None = None  # what the last run spent from
+        self.ledger: Ledger | None = None  # the ledger of the last run
         self.asked: dict[tuple[str, str, str], Asked] = {}
 
     def __call__(self, ledger: Ledger, problem: Problem) -> Iterator[Step]:
@@ -77,7 +77,7 @@ class Asked:
 
 
 def drawn(sampler: Sampler) -> str:
-    """A sampler in words.
+    """Return a sampler as text.
 
     >>> drawn(Poisson(0.01))
     'poisson, sampling rate 0.01'
@@ -97,7 +97,7 @@ def drawn(sampler: Sampler) -> str:
 
 
 def _spread(mechanism: Mechanism) -> float:
-    """The standard deviation of its noise at scale 1."""
+    """Return the standard deviation of a mechanism's noise at scale 1."""
     match mechanism:
         case Laplace() | NoisyMax(kind="laplace"):
             return math.sqrt(2)

@@ -1,4 +1,4 @@
-"""The commands about tables: ``farthing train``, ``schema``, ``predict`` and ``sample``."""
+"""Provide the commands about tables: ``farthing train``, ``schema``, ``predict`` and ``sample``."""
 
 import json
 import logging
@@ -249,7 +249,7 @@ def train(
 
 
 def _reservations(fields: dict[str, Any]) -> Iterator[str]:
-    """What the person who trains should know before the report says it to others."""
+    """Yield warnings about a training: a large ε or δ, an unchecked schema, earlier ledgers."""
     from farthing.cli.outputs import UNCHECKED
     from farthing.report.reading import earlier
     from farthing.report.statement import weaknesses
@@ -266,7 +266,7 @@ def _reservations(fields: dict[str, Any]) -> Iterator[str]:
 
 
 def _skeleton(table: str, target: str | None, csv: "Csv") -> int:
-    """A schema to fill in, and why."""
+    """Print a schema to fill in, and why it is needed."""
     from farthing.data import table_files
 
     if target is None:
@@ -286,14 +286,14 @@ def _skeleton(table: str, target: str | None, csv: "Csv") -> int:
 
 @contextmanager
 def _read(csv: "Csv", *, quiet: bool) -> "Iterator[Csv]":
-    """Shows how far a table is read."""
+    """Show the progress of reading a table."""
     with progress(quiet, "reading") as show:
         yield csv if show is None else replace(csv, seen=lambda share: show("reading", share))
 
 
 @contextmanager
 def _followed(*, quiet: bool) -> "Iterator[Watch]":
-    """Shows how far a training is, and ends it when asked to."""
+    """Show the progress of a training, and end it after Ctrl-C."""
     shown = 0.0
     with progress(quiet, "until the first step") as show, stoppable() as stopped:
 
@@ -433,7 +433,7 @@ def _as_fields(target: str, names: list[str], rows: list[tuple[Any, ...]]) -> di
 
 
 def _as_csv(names: list[str], rows: list[tuple[Any, ...]]) -> str:
-    """Rows below a header, as CSV."""
+    """Return rows below a header, as CSV."""
     import csv
     import io
 

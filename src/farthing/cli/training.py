@@ -1,9 +1,9 @@
-"""The training command: from a table and a public schema to a private model.
+"""Run the training command: from a table and a public schema to a private model.
 
-Everything that can be wrong is looked at before the first charge: the schema, the tables, where the model
-will be written, and, at a rehearsal on made-up rows, the method itself. Messages name files, columns and what
-was declared, never a cell of a table. No record decides whether it is refused: one with a label that is not
-declared, or without a number where one is, counts as nothing. With ``strict`` it does, and `STRICT` says so.
+All input is checked before the first charge: the schema, the tables, the output files and, by a rehearsal on
+made-up rows, the method itself. Messages name files, columns and declarations, never a cell of a table. No
+record decides whether a table is refused: a record whose label is not declared, or that lacks a number,
+contributes nothing. With ``strict`` such a record causes a refusal, and `STRICT` says so in the guarantee.
 """
 
 import json
@@ -51,7 +51,7 @@ Reading = Callable[[Csv], AbstractContextManager[Csv]]  # entered while the tabl
 
 
 def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | None = None) -> dict[str, Any]:
-    """Checks everything, spends the budget, writes the model and its guarantee; returns what may be told.
+    """Check all options, spend the budget, write model and guarantee; return the public results.
 
     ``follow`` may show how it goes, and end it early: the model is then that of the last step. ``reading``
     may show how far the table is read.
@@ -155,7 +155,7 @@ def _refuse_another(asked: TrainingJob, own: Path) -> None:
 
 
 def rehearse(job: TrainingJob, records: int) -> dict[str, Any]:
-    """Trains on made-up rows, charged to a ledger in memory like the real one; returns price and noise."""
+    """Train on made-up rows, charged to a copy of the ledger in memory; return price and noise."""
     job = replace(job, large=(job.records or records) > LARGE)
     asked, job = job, job.per_record()
     estimator, method, recorder, settings = _prepared(job)
@@ -205,14 +205,14 @@ def _spent(asked: TrainingJob, ledger: Ledger) -> Guarantee:
 
 
 def _people(job: TrainingJob) -> Array | None:
-    """Everybody's own ε, of the column that a job names."""
+    """Return each record's own ε, from the column that a job names."""
     if job.budget_column is None:
         return None
     return table_files.budgets(job.table, job.budget_column, job.schema, job.csv)
 
 
 def _levels(estimator: Estimator) -> dict[str, Any]:
-    """What holds for each level of budget, where there are several."""
+    """Return the guarantee of each level of budget, if there are several."""
     said = getattr(estimator, "guarantees_", {})
     each = [{"budget": level, "epsilon": holds.epsilon} for level, holds in said.items()]
     return {"levels": each} if len(each) > 1 else {}
@@ -226,7 +226,7 @@ def _rehearse(
     ledger: Ledger | None,
     people: Array | None,
 ) -> Ledger | None:
-    """Fits made-up rows, and exports the result; returns the copy of ``ledger`` that paid for it.
+    """Fit made-up rows and export the result; return the copy of ``ledger`` that paid for it.
 
     What a method refuses, what does not fit the budget and what cannot be exported is refused here, before
     anything is charged.
@@ -331,7 +331,7 @@ def _of_the_model(texts: list[str]) -> Settings:
 
 
 def _refuse_splits(job: TrainingJob, method: SolverMethod) -> None:
-    """Refuses people with several records, and records that are held out, where no theorem covers them."""
+    """Refuse several records per person, and held-out records, where no theorem covers them."""
     if (job.user is not None or job.holdout) and job.budget_column is not None:
         raise InvalidValue("--budget-column cannot be combined with --user or --holdout: leave those out")
     if job.user is not None and method.filter is not GdpFilter:
@@ -353,7 +353,7 @@ def _refuse_splits(job: TrainingJob, method: SolverMethod) -> None:
 
 
 def _refuse_undivided(job: TrainingJob, method: SolverMethod, ledger: Ledger | None) -> None:
-    """Refuses to measure held-out records where others may ask the same ledger: no part of it pays."""
+    """Refuse held-out records if no part of the ledger's budget can be set aside to pay for them."""
     parts = ledger is not None and isinstance(ledger.filter, BasicFilter)
     if job.holdout and job.ledger is not None and method.filter in (None, RdpFilter) and not parts:
         raise Unsupported(
@@ -364,7 +364,7 @@ def _refuse_undivided(job: TrainingJob, method: SolverMethod, ledger: Ledger | N
 
 @contextmanager
 def _existing(job: TrainingJob) -> Iterator[Ledger | None]:
-    """Opens the ledger that a job names, if there is one already."""
+    """Open the ledger that a job names, if it exists."""
     if job.ledger is None or not Journal.exists(job.ledger):
         yield None
     else:
@@ -383,7 +383,7 @@ def _filter(asked: TrainingJob, method: SolverMethod) -> Callable[[Budget], Filt
 
 
 def _created(job: TrainingJob, rule: Callable[[Budget], Filter] | None, people: Array | None) -> Ledger:
-    """Creates the ledger that a job names, with the job's budget."""
+    """Create the ledger that a job names, with the job's budget."""
     adjacency = job.adjacency or Adjacency.ADD_REMOVE
     if people is not None:
         levels = PersonalBudgets(people)
@@ -393,9 +393,9 @@ def _created(job: TrainingJob, rule: Callable[[Budget], Filter] | None, people: 
 
 
 def _paying(job: TrainingJob, estimator: Estimator, method: SolverMethod, ledger: Ledger | None) -> Estimator:
-    """Gives the estimator a ledger to take ε and δ from, or all of it where that is meant and none is spent.
+    """Give the estimator the ledger: all of it if it is unspent and has the job's budget, else a part.
 
-    Without one it makes its own, in memory.
+    Without a ledger the estimator makes its own, in memory.
     """
     if ledger is None:
         return estimator
@@ -435,7 +435,7 @@ def _paying(job: TrainingJob, estimator: Estimator, method: SolverMethod, ledger
 
 
 def _made_up(schema: Schema, rows: int | None = None) -> tuple[Any, ArrayLike]:
-    """A row for each label or end of the target, or so many ``rows`` of zeros."""
+    """Return a row of zeros for each label or end of the target, or ``rows`` of them."""
     target = schema.target
     y = range(len(target.values)) if isinstance(target, Categorical) else (target.low, target.high)
     if rows is None:

@@ -1,8 +1,8 @@
 """Hold some records of a CSV file: their cells as text, as numbers, or joined, each when it is asked for.
 
-`CsvCells` holds lists that Python's module csv made. `RawCsvCells` holds the bytes of whole lines and where
-cells begin and end, which a C kernel finds; it takes plain lines only, and whoever calls hands the others to
-the module. Both give the same answers, whatever stands in other records.
+`CsvCells` holds lists that Python's module csv made. `RawCsvCells` holds the bytes of whole lines, and the
+ends of cells, which a C kernel finds. The kernel reads plain lines only; the caller passes other lines to the
+module csv. Both give the same answers, whatever other records contain.
 
 >>> lines = CsvCells({"age": ["35", "$1,000", ""]}, records=3)
 >>> lines["age"].tolist(), lines.numbers("age", commas=False).tolist()

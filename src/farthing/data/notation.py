@@ -15,7 +15,7 @@ from datetime import date, datetime
 _CODES = "AUD|BRL|CAD|CHF|CNY|CZK|DKK|EUR|GBP|HUF|INR|JPY|MXN|NOK|NZD|PLN|RON|SEK|TRY|USD|ZAR"
 _SIGNS = r"(?:US|A|C|CA|R|NZ|HK|MX)?\$|[€£¥₹₩₪₫₱₴₺₽₿]|kr\.?|zł|Kč|Ft|Fr\."
 _UNIT = rf"(?:{_SIGNS}|(?:{_CODES})\b)"
-_GAP = "[,'’ \u00a0\u2009\u202f]"  # what stands between thousands
+_GAP = "[,'’ \u00a0\u2009\u202f]"  # separators of thousands
 _GROUPS = rf"\d{{1,3}}(?P<gap>{_GAP})\d{{3}}(?:(?P=gap)\d{{3}})*|\d\d?(?:,\d\d)+,\d{{3}}"  # or lakhs
 _NUMBER = re.compile(
     rf"(?P<open>\()?\s*(?P<sign>[-+\u2212])?\s*{_UNIT}?\s*(?P<inner>[-+\u2212])?\s*"

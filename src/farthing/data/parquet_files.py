@@ -1,10 +1,9 @@
 """Read Parquet files as columns of numbers and text, some thousand records at a time.
 
-The declared type of a column alone decides how its cells are read, so that no record changes what others are
-read as: fractions are floats, a missing one NaN; dates and times are days (of the zone that the type names),
-a missing one NaT; whole numbers
-and booleans are Python's own, and text is text, a missing value "", as in a CSV file. Messages name the file,
-a requested column or a type, never a cell.
+The declared type of a column alone decides how its cells are read, so that no record changes how others are
+read. Fractions are floats, NaN if missing; dates and times are days (of the zone that the type names), NaT if
+missing; whole numbers and booleans are Python's own; text is text, "" if missing, as in a CSV file. Messages
+name the file, a requested column or a type, never a cell.
 """
 
 from collections.abc import Iterable, Iterator
@@ -144,7 +143,7 @@ def _values(path: str, name: str, column: Any) -> NDArray[Any]:
                 ) from None
         return np.asarray(column.to_numpy(zero_copy_only=False)).astype("datetime64[D]")
     if kind == "text":
-        # what is no UTF-8 in a cell is its own record's matter
+        # invalid UTF-8 in a cell affects only its own record
         cells = column.cast(arrow.binary()).fill_null(b"").to_pylist()
         return np.array([cell.decode(errors="replace") for cell in cells], dtype=object)
     # with a null among them, numpy would make floats of whole numbers and objects of booleans

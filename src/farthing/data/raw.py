@@ -73,7 +73,7 @@ class Stored(NamedTuple):
         if run() and shrink is None:
             shrink = scratch(self.rows, self.filed)
             run()
-        del kept  # what the addresses among the arguments point to
+        del kept  # keeps the memory behind the addresses alive until here
         return None if shrink is None else self._back(shrink), self._back(norm)
 
     def _back(self, values: Array) -> Array:

@@ -370,7 +370,7 @@ def _blank(targets: NDArray[Any]) -> Array:
 
 
 def budgets(table: str, column: str, schema: Schema, csv: Csv = PLAIN) -> Array:
-    """The column of a table that holds each record's own ε, which is public and no feature."""
+    """Return the column that holds each record's own ε, which is public and no feature."""
     if table == EMBEDDED:
         raise InvalidValue(f"--budget-column must be a column of a file, the table {EMBEDDED!r} has none")
     if column in _names(schema):

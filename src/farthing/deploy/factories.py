@@ -2,8 +2,8 @@
 
 A factory is written ``package.module:make_model``. Its hash is the SHA-256 over the paths and bytes of all
 files of its top-level package (data and compiled modules too, as a wheel's RECORD lists them), or of the one
-file of a module without a package: parties and coordinator can compare it without sending code. What the
-package itself imports (PyTorch, say) is not part of it: such packages are trusted as Python is.
+file of a module without a package: parties and coordinator can compare it without sending code. The hash does
+not cover other packages that the package imports (such as PyTorch): these are trusted like Python itself.
 
 **What was hashed is what runs.** Files are read once. Modules are compiled from the bytes that were hashed:
 neither a file that is exchanged afterwards nor a ``.pyc`` beside it (which Python would prefer) is executed,

@@ -1,8 +1,9 @@
 """Keep the roster of a run: what each party announced, the state that it is in, and who comes and goes.
 
-`PartyRoster` greets every enrolled party, proposes terms, notes who answers. A party that missed ``patience``
-rounds in a row is away: it is not waited for. Who is away, or never came, is greeted again in the first
-exchange of every round, at no charge; who replies takes part from the next round on. All of it is public.
+`PartyRoster` greets every enrolled party, proposes terms, and notes which parties answer. A party that missed
+``patience`` rounds in a row is away, and rounds no longer wait for it. Parties that are away, or never came,
+are greeted again in the first exchange of every round, at no charge; a party that replies takes part from the
+next round on. All of this is public.
 """
 
 import logging
@@ -28,7 +29,7 @@ log = logging.getLogger("farthing.federated")
 
 PAUSE = 0.25  # seconds between two attempts to reach a party
 MOST_EPSILON, MOST_DELTA = 1e3, 0.1  # of budgets that parties may announce
-MOST_RECORDS = summing.MOST  # that one may announce: no guard adds up more
+MOST_RECORDS = summing.MOST  # the most that a party may announce: no guard adds up more
 _HELLO = 5.0  # seconds of one attempt to greet the parties
 
 
@@ -206,7 +207,7 @@ class PartyRoster:
         self._greeting, self._dataset = greeting, dataset
         self._invitation: Invitation | None = None
         self._new: dict[str, dict[str, Any]] = {}  # announcements that were not acted on yet
-        self._joined: dict[str, dict[str, Any]] = {}  # those that were, since the last round was recorded
+        self._joined: dict[str, dict[str, Any]] = {}  # parties that joined since the last recorded round
         self.members: list[Party] = []
         self.terms: list[Terms] = []
 
@@ -229,7 +230,7 @@ class PartyRoster:
             needed = max(1, len(self._enrolled) - len(self._below)) if least is None else least
             if len(self._new) >= needed or time.monotonic() + pause > until:
                 break
-            pause = min(_HELLO, 2 * pause) if mail.refused else PAUSE  # it says the same the next time
+            pause = min(_HELLO, 2 * pause) if mail.refused else PAUSE  # it would refuse again
             time.sleep(pause)
         if len(self._new) < needed:
             raise FarthingError(

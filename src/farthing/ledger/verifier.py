@@ -6,9 +6,10 @@ It recomputes the hash chain, every state and the spend (of a promised plan, by 
 and exits with 0 (in order), 1 (not, and why) or 2 (unreadable). A chain shows that rows belong together, not
 that they are the first ones written: if the HASH of the newest row was kept elsewhere, pass it too.
 
-What it takes on trust: a refund gives back answers that were reserved and not used. It checks that no row
-gives back more than it holds, nor an answer that was kept under a key; that the rest were never released no
-row can show. So it says how many were given back, and what was spent at most had all of them been released.
+It takes one thing on trust: a refund gives back answers that were reserved and never released. It checks that
+no row gives back more than it holds, nor an answer that was kept under a key, but no row can prove that the
+other answers were never released. So it reports their number, and the largest spend if all of them had been
+released.
 """
 
 import copy
@@ -74,7 +75,7 @@ class Findings:
 
     @property
     def trust(self) -> str:
-        """The facts that rows cannot show, in words; empty where nothing was given back."""
+        """A sentence on refunds, which no row can prove; empty if there were none."""
         if not self.refunded:
             return ""
         most = (
@@ -131,7 +132,7 @@ class _Audit:
         _must(same or not (state or self.charges or self.promised), f"its state is {state}, and not {truth}")
 
     def _apply(self, seq: int, kind: str, body: Event, answer: Any) -> None:
-        """Does what a row says, if it may: what it charges has to fit into the promise, or by the filter."""
+        """Apply a row; its charge must fit the promise, or else the filter."""
         if kind == "open" and seq == 0:
             self._open(body["noise"], body["budget"], **body["filter"])
         if kind == "release":
@@ -254,7 +255,7 @@ class _Audit:
         """Return 1 at the cheapest entry of the menu with no more noise and no smaller a rate."""
 
         def seen(one: Event) -> list[tuple[str, float, float]]:
-            """Its kind, its rate and its noise; then of what is ε-DP, as the worst of it, 1 and -ε."""
+            """Return (kind, rate, noise) of an event; for ε-DP ones also the worst case ("pure", 1, -ε)."""
             kind, inner, (rate, pure) = one["kind"], one.get("event", one), self._sampled(one)
             ranged = [("range", rate, -inner["epsilon"])] if self._ranged(one) else []
             cut = f" {one['rate']} {one['size']} {one['of']}" if kind == "truncated" else ""
@@ -295,7 +296,7 @@ class _Audit:
         return np.array(prices[self.rule])
 
     def _best(self, event: Event, delta: float, side: int) -> float:
-        """ε of the best of K runs: E_P sup_x (f'(x) - e^ε f'(g(x)) Q/P)₊, f(x) = E x^K, g Q's least mass."""
+        """Return ε of the best of K runs: δ = E_P sup_x (f'(x) - e^ε f'(g(x)) Q/P)₊, f(x) = E[x^K]."""
         mean, eta, step, self.near = event["mean"], event["shape"], self.epsilon / 400, TUNED
         first, mass = 0, np.ones(1)
         for part, n in _flat(event["event"]):
@@ -304,7 +305,7 @@ class _Audit:
         loss = step * (first + np.arange(len(mass)))
         x = 1 - np.append(np.geomspace(1, 1e-9, 600), 0)
         p, q = (np.append(0, np.cumsum(part[::-1])) for part in (mass, mass * np.exp(-loss)))
-        here, there = (_slope(y, mean, eta) for y in (x, np.interp(x, p, q)))
+        here, there = (_slope(y, mean, eta) for y in (x, np.interp(x, p, q)))  # g: Q's least mass
 
         def fits(epsilon: float) -> bool:
             most = (here - np.exp(epsilon - loss)[:, None] * there).max(axis=1)
@@ -313,7 +314,7 @@ class _Audit:
         return _first(fits, 64.0)
 
     def _epsilon(self, delta: float, totals: Array) -> float:
-        """ε of totals at δ, as the filter converts them."""
+        """Return ε of totals at δ, by the filter's conversion."""
         total, orders, spent = float(totals[0]), self.orders, totals
         if self.rule == "basic" or not totals.any() or delta <= 0:
             return total if self.rule == "basic" or delta > 0 else math.inf
@@ -370,7 +371,7 @@ class _Audit:
         return [(low, high) for low, high in np.max(ends, axis=1).tolist()]
 
     def _slack(self, totals: Array) -> float:
-        """Return what the arithmetic may err by; differences of tails lose digits where μ is tiny."""
+        """Return the relative error of the arithmetic; differences of tails lose digits if μ is tiny."""
         tiny = 1e-14 / math.sqrt(max(float(totals[0]), 1e-28)) if self.rule in GDP else 0.0
         return {"basic": TOLERANCE + self.near - SLACK, "rdp": SLACK}.get(self.rule, FINE) + tiny
 
@@ -392,7 +393,7 @@ class _Audit:
         return self.rule == "menu" and suits == "bounded-range" and not twice
 
     def _pair(self, event: Event, side: int, order: float) -> tuple[Array, Array]:
-        """Log masses of P and their losses log P/Q in one direction, as far out as moments of an order go."""
+        """Return log masses of P and losses log P/Q in one direction, for moments up to ``order``."""
         kind, inner, (q, pure) = event["kind"], event.get("event", event), self._sampled(event)
         if self._ranged(event):  # the worst choice: density e^(x/2) / (4 sinh(ε/2)) on [-ε, ε]
             x = inner["epsilon"] * (np.arange(0.5, PANELS) / PANELS * 2 - 1)
@@ -428,7 +429,7 @@ class _Audit:
         return (down, -loss) if side else (down + loss, loss)
 
     def _truncated(self, event: Event, side: int, order: float) -> tuple[Array, Array]:
-        """A Poisson sample's pair, and with the chance of a full batch, which pushes one out, a dearer."""
+        """Return a mixture: a Poisson sample's pair, and a dearer one with the chance of a full batch."""
         full, pushed, found = _tail(event["of"] - 1, event["rate"], event["size"]), copy.copy(self), []
         if self.adjacency != "add-remove":
             pushed.adjacency, pushed.shift = "replace-one", SHIFTS["replace-one"]
@@ -439,7 +440,7 @@ class _Audit:
         return np.concatenate([mass for mass, _ in found]), np.concatenate([loss for _, loss in found])
 
     def _enclose(self, plan: dict[str, int], side: int, level: int = 0) -> tuple[float, float]:
-        """ε of a plan from below and above, in one direction and for one level, composed by FFT."""
+        """Return ε of a plan from below and above, in one direction and for one level, composed by FFT."""
         parts = ((_level(json.loads(name), level), n) for name, n in plan.items() if n)
         once = ((event, -(-n // event.get("turns", 1))) for event, n in parts)  # all turns are one event
         flat = [pair for event, n in once for pair in _flat(event, n)]
@@ -455,7 +456,7 @@ class _Audit:
         step = edge / (edge // step) if edge >= step else step  # an atom on the grid is not rounded
 
         def upper(finer: int, delta: float) -> float:
-            """ε with losses split between neighbours: P and Q keep their mass (Doroshenko et al. 2022)."""
+            """Return ε with losses split between grid points, P and Q kept (Doroshenko et al. 2022)."""
             cells, width, spectrum = CELLS * finer, step / finer, np.ones(CELLS * finer // 2 + 1, complex)
             for (mass, loss), count in pairs:
                 place = np.floor(loss / width + 1e-9)
@@ -477,7 +478,7 @@ class _Audit:
 
 
 def _tail(n: int, rate: float, least: int) -> float:
-    """P[a binomial number of n is at least ``least``], by the ratios of its probabilities."""
+    """Return P[Binomial(n, rate) >= ``least``], by the ratios of its probabilities."""
     if least > n or rate == 1:
         return float(least <= n)
     first = math.lgamma(n + 1) - math.lgamma(least + 1) - math.lgamma(n - least + 1)
@@ -489,7 +490,7 @@ def _tail(n: int, rate: float, least: int) -> float:
 
 
 def _balanced(bins: int, mu: float, side: int) -> tuple[Array, Array]:
-    """Log masses and losses of one of so many turns: the ratio is a mean of log-normal ones, by doubling."""
+    """Return log masses and losses of a balanced pass: a mean of ``bins`` log-normal ratios, by doubling."""
 
     def points(n: int) -> Array:  # even in the logarithm around n, in its deviations, and sparse far out
         wide = math.sqrt(math.log1p(math.expm1(mu * mu) / n))
@@ -535,7 +536,7 @@ def _correlated(values: Array, first: int, masses: Array) -> Array:
 
 
 def _slope(x: Array, mean: float, eta: float | None) -> Array:
-    """E[K x^(K-1)] for a Poisson K, or a truncated negative binomial one of shape η."""
+    """Return E[K x^(K-1)] for a Poisson K, or a truncated negative binomial one of shape η."""
     if eta is None:
         return np.asarray(mean * np.exp(mean * (x - 1)))
     eta = eta or 1e-9
@@ -544,7 +545,7 @@ def _slope(x: Array, mean: float, eta: float | None) -> Array:
 
 
 def _flat(event: Event, times: int = 1) -> list[tuple[Event, int]]:
-    """Repetitions and compositions unrolled; every number must be one that an event can have."""
+    """Return simple events with their counts, without repetitions and compositions; check their numbers."""
     most = {"rate": 1.0, "delta": 1.0, "size": event.get("of", 0)}
     for key in event.keys() - {"kind", "event", "events", "by"}:
         value, whole = (
@@ -559,7 +560,7 @@ def _flat(event: Event, times: int = 1) -> list[tuple[Event, int]]:
 
 
 def _level(event: Event, level: int) -> Event:
-    """Return what one level of personal budgets pays; of personal events further inside, all parts."""
+    """Return the event that one level of budget pays; personal events further inside stay whole."""
     if event["kind"] in ("turn", "repeated"):
         return {**event, "event": _level(event["event"], level)}
     own: Event = event["events"][level] if event["kind"] == "personal" else event
@@ -584,7 +585,7 @@ def _smallest(density: Array, losses: Array, delta: float) -> float:
 
 
 def _converted(spent: Array, orders: Array, delta: float) -> Array:
-    """ε at δ of Rényi DP at orders (Canonne, Kamath & Steinke 2020, Prop. 12)."""
+    """Return ε at δ of Rényi DP at orders (Canonne, Kamath & Steinke 2020, Prop. 12)."""
     logs = (orders - 1) * np.log1p(-1 / orders) - np.log(orders) - math.log(delta)
     return np.asarray(spent + logs / (orders - 1))
 

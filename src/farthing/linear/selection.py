@@ -127,7 +127,7 @@ def _members(names: NDArray[Any]) -> NDArray[np.intp]:
     for place, name in enumerate(names.tolist()):
         try:
             found[place] = known.setdefault(name, len(known))
-        except Exception:  # it belongs to one record only
+        except Exception:  # the value belongs to one record only
             found[place] = known.setdefault(object(), len(known))
     return found
 

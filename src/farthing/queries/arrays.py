@@ -32,13 +32,8 @@ _ENCODE = (
 )
 
 
-def attempt(
-    function: Callable[..., T],
-    *given: Any,
-    said: str | Callable[[], str],
-    error: type[FarthingError] = InvalidValue,
-) -> T:
-    """Return ``function`` of ``given``; if it fails, raise ``error`` with the message ``said`` only.
+def attempt(function: Callable[..., T], *given: Any, said: str | Callable[[], str]) -> T:
+    """Return ``function`` of ``given``; if it fails, raise `InvalidValue` with the message ``said`` only.
 
     A message that quotes an array takes longer than a step of a fit, so it may be a function.
     The new error is raised outside the handler, so that no traceback shows the original message.
@@ -50,7 +45,7 @@ def attempt(
         raise
     except Exception:
         pass
-    raise error(said if isinstance(said, str) else said())
+    raise InvalidValue(said if isinstance(said, str) else said())
 
 
 def features(X: Any) -> Any:

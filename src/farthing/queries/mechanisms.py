@@ -90,7 +90,7 @@ def _lattice(
 
 
 def enlarged(norm: float, nearest: float) -> float:
-    """Return the relative increase of the smallest distance of neighbours that rounding of sums can cause."""
+    """Return the factor by which rounding of sums can increase the smallest distance of neighbours."""
     return 1 + SLACK * norm / nearest
 
 

@@ -251,7 +251,7 @@ def noised(subject: Subject) -> Picture | None:
         return None
     title = "Noise, answer by answer"
     caption = "Standard deviation (or scale) of the noise, divided by the bound of one contribution."
-    return _traced(subject, trace, title, caption, "noise / bound", "noised")
+    return _traced(trace, title, caption, "noise / bound", "noised")
 
 
 def _noise(subject: Subject) -> Iterator[tuple[float, float]]:
@@ -272,12 +272,10 @@ def clipped(subject: Subject) -> Picture | None:
     trace = [(answer + 1.0, clip) for answer, clip in enumerate(subject.clips)]
     title = "Clipping norm, answer by answer"
     caption = "The bound of one contribution: fixed in advance, or computed from released values."
-    return _traced(subject, trace, title, caption, "bound", "clipped")
+    return _traced(trace, title, caption, "bound", "clipped")
 
 
-def _traced(
-    subject: Subject, trace: list[tuple[float, float]], title: str, caption: str, upwards: str, name: str
-) -> Picture:
+def _traced(trace: list[tuple[float, float]], title: str, caption: str, upwards: str, name: str) -> Picture:
     values = [value for _, value in trace]
     every = math.ceil(len(trace) / _TRACED)
     shown = [point for place, point in enumerate(trace) if place % every == 0 or place == len(trace) - 1]

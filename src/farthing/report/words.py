@@ -48,17 +48,16 @@ def number(value: float, digits: int = 4) -> str:
     return raised if factor == "1" else f"{factor} × {raised}"
 
 
-def exponential(exponent: float, digits: int = 3) -> str:
+def exponential(exponent: float) -> str:
     """Return e to some power, by its logarithm where it is too large for a float.
 
     >>> exponential(1.0), exponential(1000.0)
     ('2.72', '1.97 × 10⁴³⁴')
     """
     if exponent < 700:
-        return number(math.exp(exponent), digits)
+        return number(math.exp(exponent), digits=3)
     power, rest = divmod(exponent / math.log(10), 1)
-    factor = f"{10**rest:.{digits - 1}f}"
-    return f"{factor} × 10{str(int(power)).translate(RAISED)}"
+    return f"{10**rest:.2f} × 10{str(int(power)).translate(RAISED)}"
 
 
 def percent(value: float) -> str:

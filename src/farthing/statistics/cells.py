@@ -110,7 +110,7 @@ class Sums:
 
 
 def shrunk(bound: ClipNorm, norms: tuple[float, float]) -> float:
-    """Return the factor that brings a term of these norms within a bound; 1 for the bound of this class."""
+    """Return the factor, at most 1, that brings a term of these L1 and L2 norms within the bound."""
     return min(1.0, bound.clip / norms[bound.order - 1])
 
 

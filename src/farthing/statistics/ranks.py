@@ -35,7 +35,7 @@ from farthing.queries.bounds import ClipNorm, ClipValue, Kind
 from farthing.queries.mechanisms import NoisyMax
 from farthing.queries.query import Query, Rows
 from farthing.queries.samplers import Everyone
-from farthing.statistics.cells import limits
+from farthing.statistics.cells import limits, shrunk
 from farthing.statistics.spending import CONFIDENCE, Allowance, Statistic
 
 Array = NDArray[np.float64]
@@ -62,7 +62,7 @@ class Tree:
         """Return the counts, level by level, in units of the bound."""
         leaves = _leaves(records[0], self.low, self.high)
         levels = [leaves.reshape(BRANCHES**level, -1).sum(axis=1) for level in range(1, LEVELS + 1)]
-        return np.concatenate(levels) * min(1.0, bound.clip / _NORMS[bound.order - 1])
+        return np.concatenate(levels) * shrunk(bound, _NORMS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,13 +126,13 @@ class Scattering(nn.Module):
         return torch.cat(found + second, dim=1).reshape(*lead, self.channels, *(s // cell for s in self.size))
 
     def _modulus(self, waves: Tensor, band: int, halved: int) -> Tensor:
-        """|x * ψ| of every channel for all orientations of a band, at resolution 2^-band."""
+        """Return |x * ψ| of every channel for all orientations of a band, at resolution 2^-band."""
         filters = _folded(self._bands[band], 2**halved)
         moved: Tensor = torch.fft.ifft2(_subsampled(waves, filters, 2 ** (band - halved)))
         return moved.abs()
 
     def _averaged(self, pictures: Tensor, halved: int) -> Tensor:
-        """x * φ at every 2^J-th pixel, less the mirrored edges; φ is a product of rows and columns."""
+        """Return x * φ at every 2^J-th pixel, without mirrored edges; φ is a product of rows and columns."""
         rows, columns = (self.get_buffer(f"_{side}_{halved}") for side in ("rows", "columns"))
         averaged: Tensor = rows @ pictures @ columns.T
         return averaged
@@ -163,7 +163,7 @@ def _folded(filters: Tensor, step: int) -> Tensor:
 
 
 def _gabor(size: list[int], width: float, frequency: float, angle: float, slant: float) -> Tensor:
-    """A Gaussian of deviation ``width`` along ``angle`` and width/slant across, times a wave; periodic."""
+    """Return a periodic wave times a Gaussian of deviation ``width`` along ``angle``, width/slant across."""
     height, length = size
     rows = torch.arange(-_COPIES * height, (_COPIES + 1) * height, dtype=torch.float64)[:, None]
     columns = torch.arange(-_COPIES * length, (_COPIES + 1) * length, dtype=torch.float64)[None, :]
@@ -177,7 +177,7 @@ def _gabor(size: list[int], width: float, frequency: float, angle: float, slant:
 
 
 def _morlet(size: list[int], band: int, angle: float, orientations: int) -> Tensor:
-    """Spectrum of ψ at scale 2^band: a Gabor wave less as much of its envelope as makes its mean zero."""
+    """Return the spectrum of ψ at scale 2^band: a Gabor wave minus a multiple of its envelope, of mean 0."""
     width, frequency, slant = _WIDTH * 2**band, _CENTRE / 2**band, 4 / orientations
     wave = _gabor(size, width, frequency, angle, slant)
     envelope = _gabor(size, width, 0.0, angle, slant)
@@ -186,7 +186,7 @@ def _morlet(size: list[int], band: int, angle: float, orientations: int) -> Tens
 
 
 def _low_pass(length: int, scales: int, halved: int) -> Tensor:
-    """φ along one side, from every 2^halved-th pixel to every 2^scales-th that is no mirrored edge."""
+    """Return φ along one side, from every 2^halved-th pixel to every 2^scales-th that is no mirrored edge."""
     width = _WIDTH * 2 ** (scales - 1)
     places = torch.arange(-_COPIES * length, (_COPIES + 1) * length, dtype=torch.float64)
     wave = torch.exp(-(places**2) / (2 * width**2)) * (2**halved / (math.sqrt(2 * math.pi) * width))
@@ -302,7 +302,7 @@ class _Moments:
 
 
 def _unit(features: Tensor) -> Tensor:
-    """Feature maps (…, channels, places) of norm 1; what is not finite, or too short, counts as nothing."""
+    """Return feature maps (…, channels, places) of norm 1; those not finite, or too short, become zeros."""
     rows = features.flatten(2).double()
     norms = rows.flatten(1).norm(dim=1)
     good = torch.isfinite(norms) & (norms >= _SHORTEST)
@@ -317,7 +317,7 @@ def _shrunk(rows: Tensor, clip: float) -> Tensor:
 
 
 def _root(matrix: NDArray[np.float64], power: float, ridge: float) -> NDArray[np.float64]:
-    """A power of a noisy matrix of moments, its noise below zero cut off and a share of the mean added."""
+    """Return a power of a noisy matrix of moments, without negative eigenvalues and with a ridge added."""
     values, vectors = np.linalg.eigh(matrix)
     values = np.maximum(values, 0.0)
     values = values + ridge * max(float(values.mean()), 1e-300)

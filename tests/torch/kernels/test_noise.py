@@ -219,7 +219,7 @@ def test_a_failed_draw_is_reported_and_not_repeated(monkeypatch):
         raise MemoryError("no room")
 
     monkeypatch.setattr(lattice, "gaussian", failing)
-    for _ in range(min(count, noise_pool._RELEASES)):  # the stock; its successor fails
+    for _ in range(min(count, noise_pool._RELEASES)):  # the pool; its successor fails
         TensorGaussian(1.0).release(torch.zeros(LARGE), bound, stream)
     with pytest.raises(MemoryError, match="no room"):
         TensorGaussian(1.0).release(torch.zeros(LARGE), bound, stream)
@@ -228,39 +228,39 @@ def test_a_failed_draw_is_reported_and_not_repeated(monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_forked_child_drops_the_stock():
+def test_a_forked_child_drops_the_noise_pool():
     stream = Stream()
     for _ in range(3):
         TensorGaussian(1.0).release(torch.zeros(LARGE), ClipNorm(1.0), stream)
-    assert noise_pool._stocks[stream]
+    assert noise_pool._pools[stream]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads: the child ends at once
         child = os.fork()
     if child == 0:
-        os._exit(0 if not noise_pool._stocks and noise_pool._process == os.getpid() else 1)
+        os._exit(0 if not noise_pool._pools and noise_pool._process == os.getpid() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert noise_pool._stocks[stream]
+    assert noise_pool._pools[stream]
 
 
-def test_a_fork_past_the_hooks_drops_the_stock_too(monkeypatch):
+def test_a_fork_past_the_hooks_drops_the_noise_pool_too(monkeypatch):
     stream = SeededStream(9)
     for _ in range(3):
         TensorGaussian(1.0).release(torch.zeros(LARGE), ClipNorm(1.0), stream)
-    shelf = next(iter(noise_pool._stocks[stream].values()))
+    pool = next(iter(noise_pool._pools[stream].values()))
     monkeypatch.setattr(noise_pool, "_process", -1)
     TensorGaussian(1.0).release(torch.zeros(LARGE), ClipNorm(1.0), stream)
     assert noise_pool._process == os.getpid()
-    assert shelf not in noise_pool._stocks[stream].values()
+    assert pool not in noise_pool._pools[stream].values()
 
 
 def test_the_stock_is_bounded_and_dies_with_its_stream():
     stream = SeededStream(10)
     for size in range(LARGE, LARGE + 10):
         TensorGaussian(1.0).release(torch.zeros(size), ClipNorm(1.0), stream)
-    assert len(noise_pool._stocks[stream]) == noise_pool._SHELVES
-    before = len(noise_pool._stocks)
+    assert len(noise_pool._pools[stream]) == noise_pool._POOLS
+    before = len(noise_pool._pools)
     del stream
-    assert len(noise_pool._stocks) == before - 1
+    assert len(noise_pool._pools) == before - 1
 
 
 def test_a_draw_of_its_own_key_goes_on_with_other_words_after_a_fork():

@@ -1,9 +1,9 @@
 """Keep the messages of a SuperLink in memory, each for its reader, until it is fetched or expires.
 
 A message is announced with the numbers of its parts (the SHA-256 of their bytes), then its parts come. A
-reader gets the parts of messages that it fetched and no others, until it confirms them. Nodes are other
-people's machines. So a node replies once to each message that it fetched, its replies take up so much memory
-at most, and of the messages that it does not confirm only the last few are kept.
+reader gets the parts of messages that it fetched and no others, until it confirms them. Nodes run on machines
+of other people, so a node may reply only once to each message that it fetched, its replies may use a limited
+amount of memory, and only the last few messages that it does not confirm are kept.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ class Mailbox:
         self._mail: dict[str, _Mail] = {}  # by the message's number, in the order of arrival
         # readers, and parts of messages that were fetched and not confirmed yet
         self._taken: dict[str, tuple[int, set[str]]] = {}
-        self._asked: dict[str, tuple[int, float]] = {}  # who fetched a message and may reply, until when
+        self._asked: dict[str, tuple[int, float]] = {}  # the node that may reply to a message, and until when
         self._parts: dict[str, bytes] = {}
         self._size, self._looked = 0, -math.inf
 

@@ -11,15 +11,15 @@ sends again what was not answered, and a guard that is asked again returns the a
 for messages waits until there is one (`HOLD` seconds at most), so that nobody has to ask often. Where the
 inner parts of Flower are not those known (1.41), everything is left to Flower.
 
-A node may be anybody's: it gets the parts of messages that it fetched and no others, replies once to each of
-them, confirms only them, and holds so much memory at most. Who has not proved to be a node or the relay can
-send a few kilobytes.
+A node may belong to anybody: it gets the parts of messages that it fetched and no others, replies once to
+each of them, confirms only them, and can use a limited amount of memory. A client that has not proved to be a
+node or the relay can send a few kilobytes only.
 
-Flower's grid sends and fetches every part of a message by itself, one after the other, and confirms each
-message: seven requests a party and round, each of which waits for the SuperLink. `BulkGrid` announces and
-asks for messages as Flower's grid does, and exchanges all parts at once (`PARTS`, answered by
-`DirectMessaging`). A SuperLink of others does not know that path: then it is Flower's grid. `NearGrid` does
-the same in the SuperLink's own process, without requests.
+Flower's grid sends and fetches the parts of a message one after the other, and confirms each message: seven
+requests per party and round, each of which waits for the SuperLink. `BulkGrid` announces and requests
+messages as Flower's grid does, but exchanges all parts at once (`PARTS`, answered by `DirectMessaging`). If a
+SuperLink does not know that path, `BulkGrid` behaves like Flower's grid. `NearGrid` does this in the
+SuperLink's own process, without requests.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ class DirectMessaging:
 
     def __init__(self, app: Any) -> None:
         self._app, self._box = app, Mailbox()
-        self.loop: asyncio.AbstractEventLoop | None = None  # that it runs in, once it does
+        self.loop: asyncio.AbstractEventLoop | None = None  # set when it runs
         self._waiting: dict[int, asyncio.Event] = {}  # readers that wait for a message
         self._ending = False
         try:

@@ -16,12 +16,12 @@ composed by the Gaussian DP filter (Smith & Thakurta 2022), against anyone who s
 what the reply holds. An app that sends private values by other ways (its own connections, files that others
 read), or how long it takes, is not covered.
 
-What else an app replies (losses, accuracies, numbers of examples) depends on the records and is not paid
-for: it is left out, and ``metrics`` says what stands in its place. An app that fails after the charge is
-answered for as if it had not moved the weights, so that a failure says nothing. An evaluation is paid for
-from the same budget where ``evaluation`` names its metrics and their public bounds: each value is moved into
-its bounds and noised. Otherwise messages for evaluation, and all queries, are refused unless
-``public_evaluation`` says that they do not read private records.
+Other values in an app's reply (losses, accuracies, numbers of examples) depend on the records and are not
+paid for: they are left out, and ``metrics`` gives public values in their place. If an app fails after the
+charge, the reply is that of an app that did not move the weights, so that a failure reveals nothing. An
+evaluation is paid for from the same budget if ``evaluation`` names its metrics and their public bounds: each
+value is clamped to its bounds and noised. Otherwise messages for evaluation, and all queries, are refused
+unless ``public_evaluation`` says that they do not read private records.
 """
 
 import logging

@@ -2,32 +2,32 @@
 
 All releases are Gaussian and full-batch, so that the budget divides exactly: shares of μ² (`SHARES`) go to
 
-1. a histogram of row norms on a public grid, two neighbouring cells a record: the median's cell gives the
-   typical norm r (left out, with its share, where rows have norm 1 anyway);
+1. a histogram of row norms on a public grid, with two neighbouring cells per record: the median's cell gives
+   the typical norm r (left out, with its share, if rows have norm 1 anyway);
 2. means and second moments of rows u = x/r shrunk to norm 1: one symmetric matrix Σ [u uᵀ, αu/√2; αuᵀ/√2, 0],
-   each term of Frobenius norm at most √(1+α²). They centre and scale the features, as far as they stand out
-   of the noise, and tell directions of large variance, along which steps are shortened, and of small
-   variance, along which they are lengthened as far as noise allows. Where the matrix would be large
+   each term of Frobenius norm at most √(1+α²). They centre and scale the features, as far as the moments
+   exceed their noise. They also show directions of large variance, along which steps are shortened, and of
+   small variance, along which steps are lengthened as far as noise allows. If the matrix would be large
    (`MOST_GRAM`), only its diagonal is asked for;
-3. `STEPS` gradients of z = [(x - mean) · scale; b], clipped at C √E|z|², with momentum; the answer is the
-   mean of the later iterates. Where noise allows only steps of less than half the length that is stable,
-   fewer and longer ones go as far (`FEWER`). Where noise is small there are up to `LONGEST` times as many
-   and C grows, so that a growing budget leads to the optimum without privacy. Steps end early there:
-   whenever a released gradient is mostly noise, or has little in common with the one before, the rest of its
-   part buys half as many, with less of it, down to `LAST`;
-4. the derivative of the loss in the length of the weights, three times (`LENGTH` of 3.): clipping and noise
-   make weights too long or too short, and probabilities with them. A record's part is residual · margin,
-   clamped. Where the noise on it is large (`CLEAR`), it is left out and weights are shortened by `SHORTER`.
-   The predicted class does not depend on it, so a support vector machine goes without.
+3. `STEPS` gradients of z = [(x - mean) · scale; b], clipped at C √E|z|², with momentum; the result is the
+   mean of the later iterates. If noise allows only steps of less than half the stable length, fewer and
+   longer steps are taken instead (`FEWER`). If noise is small there are up to `LONGEST` times as many steps
+   and C grows, so that a growing budget leads to the optimum without privacy. Steps may then end early:
+   whenever a released gradient is mostly noise, or has little in common with the one before, the rest of the
+   share buys half as many steps with less noise, down to `LAST`;
+4. the derivative of the loss in the length of the weights, three times (share `LENGTH` of item 3): clipping
+   and noise make weights too long or too short, which spoils probabilities. A record's term is residual ·
+   margin, clamped. If its noise would be large (`CLEAR`), it is left out and weights are shortened by
+   `SHORTER`. The predicted class does not depend on it, so a support vector machine omits it.
 
 Two classes on a budget worth fewer than `FEWEST` records a feature, or `FEW` where it is worth few records
 at all, are told apart by their means alone (`centroids`).
 
 The guarantee is that of Gaussian DP: adaptively chosen Gaussian answers with Σμᵢ² <= μ² are μ-GDP (Smith &
-Thakurta 2022), under the ledger's adjacency. Nobody names a number of steps: under exact Gaussian accounting
-more of them cost nothing (noise grows with √T and averages out again), so `STEPS` is what convergence needs.
-Constants were chosen on the Adult, BANK and IPUMS-BR tables at ε from 0.05 to 1.6 and are rules of public
-numbers (n, d, μ) only; docs/methods-results.md has the figures, and those of unseen tables.
+Thakurta 2022), under the ledger's adjacency. The user sets no number of steps: under exact Gaussian
+accounting more steps cost nothing (noise grows with √T and averages out again), so `STEPS` is the number that
+convergence needs. Constants were chosen on the Adult, BANK and IPUMS-BR tables at ε from 0.05 to 1.6 and are
+rules of public numbers (n, d, μ) only; docs/methods-results.md has the figures, and those of unseen tables.
 
 >>> import farthing as ft
 >>> from farthing.linear.losses import logistic
@@ -38,10 +38,11 @@ numbers (n, d, μ) only; docs/methods-results.md has the figures, and those of u
 >>> bool(u[0] > 1 > -1 > u[1])
 True
 
-Regression by other losses than squares: Huber's, a quantile's and that of Poisson counts.
+**Other losses.** `generalised` trains regressions with other losses than squares: Huber's, a quantile's and
+that of Poisson counts.
 
-Like `descent`, but for targets that are numbers in [0, 1], with these answers, each a Gaussian sum that all
-records take part in; shares are of μ²:
+It works like `descent`, for targets that are numbers in [0, 1], with these answers, each a Gaussian sum over
+all records; shares are of μ²:
 
 1. the mean of y and its mean square about that, 0.02 each (less noise is bought by small budgets, up to 0.2):
    where to begin, and how far residuals reach. The corner of a quantile's loss is rounded off within
@@ -50,11 +51,12 @@ records take part in; shares are of μ²:
 3. the rest: 40 to 400 gradients, with momentum, clipped at max(`CLIP`, 0.7 (N/d)^⅓) typical ones, N = n μ;
    the answer is the mean of the later half.
 
-With a growing budget steps, clips and lengths grow, so that the optimum without privacy is met.
+With a growing budget, the number of steps, the clipping norm and the step lengths grow, so that the result
+approaches the optimum without privacy.
 
 The guarantee is that of `descent`: adaptively chosen Gaussian answers with Σμᵢ² <= μ² are μ-GDP, under every
-adjacency. Which loss it is does not matter to that, because gradients are clipped; for the three here
-residuals are bounded besides. The constants were chosen on made-up tables.
+adjacency. It holds for any loss, because gradients are clipped; the residuals of these three are bounded
+anyway. The constants were chosen on made-up tables.
 
 >>> import farthing as ft
 >>> from farthing.linear.losses import Pinball
@@ -113,7 +115,7 @@ GRID = 2.0 ** (-np.arange(25) / 4)  # row norms, relative to the largest
 
 @until_spent
 def descent(ledger: Ledger, problem: Problem) -> Iterator[Step]:
-    """Descends along noisy gradients with momentum, in privately standardised features."""
+    """Descend along noisy gradients with momentum, in privately standardised features."""
     schedule = BudgetSchedule(ledger, problem.records)
     d, loss = problem.width, problem.loss
     if _drowned(schedule, problem):
@@ -145,7 +147,7 @@ def descent(ledger: Ledger, problem: Problem) -> Iterator[Step]:
 
 
 def typical(width: int) -> float:
-    """The typical norm of standardised z with its constant."""
+    """Return the typical norm of standardised z with its constant."""
     return math.sqrt(width * (1 + INTERCEPT**2))
 
 
@@ -241,7 +243,7 @@ def median_norm(schedule: BudgetSchedule, part: float, problem: Problem) -> floa
 
 
 def median(counts: Array) -> int:
-    """The cell in which half of all (noisy) rows are at least so long."""
+    """Return the first cell up to which noisy counts hold at least half of all rows."""
     below = np.cumsum(counts)
     return int(np.argmax(below >= 0.5)) if below.max() >= 0.5 else 0
 
@@ -427,7 +429,7 @@ _LEAST_MEAN = 1e-4  # of the target's bound, where logarithms begin
 
 @until_spent
 def generalised(ledger: Ledger, problem: Problem) -> Iterator[Step]:
-    """Descends along noisy gradients of a loss of numbers, from their mean, in standardised features."""
+    """Descend along noisy gradients of a regression loss, from the mean target, in standardised features."""
     if problem.outputs or not isinstance(problem.loss, Huber | Pinball | LogLinear):
         raise Unsupported(
             f"{type(problem.loss).__name__} is no loss of numbers that this solver knows: Huber, Pinball or "

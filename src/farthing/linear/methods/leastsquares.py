@@ -80,7 +80,7 @@ _STEPS, _LEFT = 10, 0.01  # the most steps, and the largest share of a direction
 def least_squares(
     ledger: Ledger, problem: Problem, *, steps: int | None = None, penalty: float = 0.3
 ) -> Iterator[Step]:
-    """Solves least squares by clipped steps in the space that noisy second moments whiten.
+    """Solve least squares by clipped steps, in features whitened by noisy second moments.
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ def _scaled(
 
 
 def _whitened(features: Features, moments: Array, floor: float) -> tuple[Features, Array]:
-    """Features whose second moments are 1 if those of ``features`` are max(moments, 0) + floor.
+    """Return features whose second moments are 1 if those of ``features`` are max(moments, 0) + floor.
 
     Also the eigenvalues of max(moments, 0) there. Eliminating the constant leaves it a coordinate of its own:
     z' = [Lᵀ (zₓ - g b/q); b/√q], for moments [[H, g], [gᵀ, q]] and L Lᵀ = (H - g gᵀ/q)⁻¹.

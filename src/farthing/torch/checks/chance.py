@@ -1,15 +1,15 @@
 """Check the random numbers that a model draws: that they are private, and that rare ones do no harm.
 
 Sums run on torch's generators under a secret seed (`farthing.torch.training.randomness`). A model that seeds
-them itself makes its numbers public, and so are those of a generator with a seed of its own: an example's
-numbers then follow from its place in the batch, and one that comes or goes moves all the others'. Numbers
-from Python's generator or numpy's are as public as their seeds. They may be shared by all examples
-(`farthing.torch.gradients.isolation`); book-keeping cannot tell whether they are.
+them itself, or that has a generator with its own seed, makes its random numbers public: the numbers of an
+example then depend on its position in the batch, so an added or removed example changes the numbers of all
+others. Numbers from Python's or numpy's generator are as public as the seeds of these. In isolation all
+examples may share them (`farthing.torch.gradients.isolation`); book-keeping cannot tell whether they do.
 
-What a dataset's own code draws there is drawn from secret seeds (`hidden`).
+A dataset's own code draws from Python's and numpy's generators under secret seeds (`hidden`).
 
-A model may mix examples by chance only ("in one batch of twenty, mixup"). `AtQuantile` makes every draw of
-torch as small, or as large, as it hardly ever is, so that what rare numbers decide is decided.
+A model may mix examples in rare cases only ("mixup in one batch of twenty"). `AtQuantile` gives every draw of
+torch a value that is rarely so small or so large, so that such cases occur in the check.
 
 >>> with AtQuantile(0.999) as draws:
 ...     bool(torch.rand(()) > 0.99), int(torch.randint(20, ())), draws.seen
@@ -34,10 +34,10 @@ from farthing.torch.gradients.tape import reseed
 
 RARE = (0.0005, 0.9995)
 SEEDS = range(100, 148)
-SEED = 7_346_129  # that no model is likely to take
+SEED = 7_346_129  # a seed that no model is likely to use
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _DRAWS: tuple[Any, ...] = (np.random.rand, random.random)
-SHARED = {id(torch.default_generator), *(id(draw.__self__) for draw in _DRAWS)}  # everybody's own
+SHARED = {id(torch.default_generator), *(id(draw.__self__) for draw in _DRAWS)}  # the global generators
 
 _UNIFORM = ("rand", "rand_like", "uniform_")
 _NORMAL = ("randn", "randn_like", "normal", "normal_")
@@ -111,7 +111,7 @@ def _elsewhere() -> tuple[object, ...]:
 
 @contextmanager
 def hidden() -> Iterator[None]:
-    """Python's generator and numpy's, newly seeded, and afterwards as they were."""
+    """Seed Python's and numpy's generators with secrets for a while, and restore their states afterwards."""
     python, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002  that of a dataset's code
     random.seed(os.urandom(32))
     np.random.seed(np.frombuffer(os.urandom(32), dtype=np.uint32))  # noqa: NPY002

@@ -102,7 +102,7 @@ class Company:
 
     @functools.cached_property
     def wild(self) -> Ranges:
-        """The widest values on which the model runs; tried on a CPU, where a wrong index is an error only."""
+        """The widest ranges on which the model runs; tried on a CPU, where a wrong index is harmless."""
         try:
             model = self.model if _on_cpu(self.model) else _beside(self.model)
         except Exception:  # a model that cannot be copied
@@ -122,7 +122,7 @@ class Company:
         return source.wildest(runs)
 
     def exchanges(self) -> None:
-        """Examples that stay must not notice who is exchanged."""
+        """Check that results of some examples do not change when the other examples are exchanged."""
         mild, first = Ranges(), min(_FIRST, self.effort.rows)
         pairs = [(mild, mild), (mild, self.wild), (self.wild, mild)]
         for at, (before, after) in enumerate(pairs):
@@ -141,7 +141,7 @@ class Company:
                 self._exchange(size, before, after, seed=at + 11, digits=1)
 
     def chances(self) -> None:
-        """Examples that stay must not notice either where the numbers that a model draws are rare ones."""
+        """Make the same check with rare values of the random numbers that a model draws."""
         size, away = _FIRST, next(_patterns(_FIRST, 1))
         batch, others = (self.source.batch(size, seed) for seed in (0, 1))
         mixed = tuple(_exchanged(one, other, away) for one, other in zip(batch, others, strict=True))
@@ -162,7 +162,7 @@ class Company:
                 raise Mixed(_BY_CHANCE)
 
     def low_precision(self, autocast: torch.dtype) -> None:
-        """Examples that stay must not notice under mixed precision: a scale may be that of a whole batch."""
+        """Make the same check under mixed precision, where a scale may be that of a whole batch."""
         away, device = next(_patterns(_FIRST, 1)), next(self.model.parameters()).device.type
         batch = self.source.batch(_FIRST)
         for after in (Ranges(), self.wild):
@@ -183,7 +183,7 @@ class Company:
             return losses(self.model, self.loss, *batch)[:, None]
 
     def _affordable(self) -> int:
-        """Return the expected size of a batch, or what can be had of it."""
+        """Return the expected size of a batch, or the largest size that can be afforded."""
         device = next(self.model.parameters()).device.type
         return min(self.expected, _MOST, int(_WHOLE.get(device, 0.0) / max(1.0, self.effort.each)))
 
@@ -198,7 +198,7 @@ class Company:
         return sorted(side for side in sides | {3} if 1 < side <= most)[:_SIDES]
 
     def sizes(self) -> None:
-        """An example alone must be what it is in a batch of any size; with random numbers left out."""
+        """Check that an example's result is the same alone and in batches of any size."""
         inputs, targets = self.wild
         wide = Ranges(inputs._replace(scale=min(_WIDE, inputs.scale)), targets._replace(scale=1.0))
         most = max(_LARGEST, self._affordable())
@@ -211,7 +211,7 @@ class Company:
                 losses(self.model, self.loss, *few),
             ]
 
-        with calm(self.model, run) as steady:  # what is made up is not
+        with calm(self.model, run) as steady:  # inputs are made up outside of it
             if not steady:
                 return  # random by itself: the exchanges are what can be said of it
             self._sized(mild, 1e-3, must=True, sides=sides)
@@ -240,7 +240,7 @@ class Company:
                 raise Mixed(_fails(size, error)) from error
 
     def _seen(self, batch: tuple[Any, ...], size: int, seed: int) -> Tensor:
-        """Return what is compared: gradients, or of large models and batches the losses."""
+        """Return the results to compare: gradients, or losses of large models and batches."""
         if size > self.effort.rows:
             return self._losses(batch, seed)
         reseed(seed)
@@ -248,7 +248,7 @@ class Company:
             return self.rows(*batch)
 
     def _pulled(self, batch: Any, mixed: Any, stay: Tensor, seed: int) -> bool:
-        """Return whether those that are exchanged move the gradient of the losses of those that stay.
+        """Return whether exchanged examples move the gradient of the losses of the others.
 
         Where gradients one by one are too many, this finds a backward pass that mixes examples. What others
         make infinite says nothing, as 0 times it is no number.
@@ -268,7 +268,7 @@ class Company:
         return [self.sketch(n, real(part).reshape(1, -1))[0] for n, part in enumerate(found)]
 
     def _sized(self, whole: tuple[Any, Any], tolerance: float, must: bool, sides: Sequence[int] = ()) -> None:
-        """Every size that can be afforded; a model ``must`` run on some examples."""
+        """Check every size that can be afforded; a model ``must`` run on some examples."""
         sizes = [1, min(_FIRST, self.effort.rows)]
         sizes += [size for size in (*_OTHERS, _LARGEST) if self.effort.affords(3, size)]
         odd = [size for size in sides if size not in sizes and self.effort.affords(1, size)]
@@ -414,7 +414,7 @@ def _unscaled(
 def agree(
     model: nn.Module, expected: list[Tensor], found: Tensor, tolerance: float = 1e-3, alone: bool = True
 ) -> None:
-    """Every parameter's gradient must be that of ordinary autograd on the example alone."""
+    """Raise unless every parameter's gradient equals that of ordinary autograd on the example alone."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     expected = [real(part).flatten() for part in expected]
     parts = torch.split(found, list(map(len, expected)))

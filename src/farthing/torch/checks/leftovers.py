@@ -66,7 +66,7 @@ _INNER = ("_parameters.", "_buffers.", "_modules.", ".value")
 
 
 def refuse(model: nn.Module, loss: Any, losses: Callable[[int, int], Tensor]) -> None:
-    """Refuses what a model or its loss keeps of examples, and leaves that are not trained.
+    """Refuse a model or a loss that keeps something of examples, and leaves that are not trained.
 
     ``losses(size, seed)`` runs both passes on so many made-up examples and returns their losses, with their
     graph. Two runs on other examples, and on another number of them, must leave the same behind: what is
@@ -83,7 +83,7 @@ def refuse(model: nn.Module, loss: Any, losses: Callable[[int, int], Tensor]) ->
 
 
 def refuse_changes(before: dict[str, Any], model: nn.Module, loss: Any) -> None:
-    """Refuses a model or a loss that does not hold what it held ``before``."""
+    """Refuse a model or a loss whose state differs from the one ``before``."""
     found = changes(before, values(model, loss))
     if found:
         raise Unsupported(
@@ -120,7 +120,7 @@ def _leaves(value: Tensor) -> Iterator[Tensor]:
 
 
 def values(model: Any, loss: Any = None) -> dict[str, Any]:
-    """Return all that a model and a loss hold now, directly or not, by name."""
+    """Return everything that a model and a loss hold, directly or not, by name."""
     found: dict[str, Any] = {}
     for name, holder in walk(roots(model, loss)):
         for key, value in slots(holder).items():
@@ -145,7 +145,7 @@ def values(model: Any, loss: Any = None) -> dict[str, Any]:
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return the names of what differs; of a container that grew, its own."""
+    """Return the names of the parts that differ; of a container that grew, its own name."""
     names, missing = {**before, **after}, object()
     found = {_plain(n) for n in names if not _same(before.get(n, missing), after.get(n, missing))}
     return sorted(n for n in found if not any(n.startswith(f"{other}.") for other in found))
@@ -158,7 +158,7 @@ def _plain(name: str) -> str:
 
 
 def _frozen(value: Tensor) -> Any:
-    """Return a tensor as it is now; of a large one what tells it from another."""
+    """Return a copy of a tensor, or of a large one something that identifies its content."""
     try:
         plain = value.detach()
         if plain.numel() > _LARGE or plain.layout is not torch.strided:
@@ -181,7 +181,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class Wall:
-    """Puts back, when it is left, what the model and the loss held when it was entered.
+    """A context that restores, on exit, the state that the model and the loss had on entry.
 
     A model of torch's own modules has buffers only, unless ``everything`` is asked for.
     """
@@ -208,7 +208,7 @@ class Wall:
         self._rewind: list[Callable[[], object]] = []
 
     def _all_ids(self) -> list[int]:
-        """Return the ids of all that is held, in a few calls: this runs before and after every sum."""
+        """Return the ids of all objects held, in few calls, since this runs before and after every sum."""
         maps = [*self._maps, *(holder.__dict__ for holder in self._things)]
         found = [*map(len, maps), *map(id, chain.from_iterable(maps))]
         found += map(id, chain.from_iterable(map(dict.values, maps)))
@@ -235,7 +235,7 @@ class Wall:
         return self
 
     def accept(self) -> None:
-        """Let what is there now stay."""
+        """Take the present state as the one to restore."""
         self._before, self._noted, self._copies, self._rewind = [], [], [], []
 
     def __exit__(self, *_: object) -> None:
@@ -250,7 +250,7 @@ class Wall:
 
 
 class _Noted(NamedTuple):
-    """What a holder held, the ids of it all, and the tensors and arrays among it that can be put back."""
+    """The content of a holder, its ids, and its tensors and arrays that can be restored."""
 
     content: Any
     ids: list[int]
@@ -258,7 +258,7 @@ class _Noted(NamedTuple):
 
 
 def _noted(holder: Any, last: _Noted | None) -> _Noted:
-    """Return what a holder holds: ``last`` where that is the same, whose parts live, so that ids tell."""
+    """Return a holder's content: ``last`` if it is the same (its parts are alive, so ids identify them)."""
     ids = _ids(holder)
     if last is not None and ids == last.ids:
         return last
@@ -278,7 +278,7 @@ class _Copy:
         self._copy: Any = None
 
     def take(self) -> None:
-        """Copy what it holds now: versions do not tell, as ``.data`` is written without one."""
+        """Copy the present content, because writing to ``.data`` does not change a tensor's version."""
         part, copy = self.part, self._copy
         if not isinstance(part, Tensor):
             self._copy = _bytes(part)
@@ -290,7 +290,7 @@ class _Copy:
             copy.copy_(now)
 
     def put_back(self) -> None:
-        """Put what was copied back, where it is not the same now; a GPU is not asked but for versions."""
+        """Restore the copied content where it has changed; of tensors on a GPU only versions are compared."""
         part, copy = self.part, self._copy
         if not isinstance(part, Tensor):
             if _bytes(part) != copy:
@@ -303,7 +303,7 @@ class _Copy:
 
 
 def _bytes(part: Any) -> Any:
-    """Return what an array or a file in memory holds."""
+    """Return the content of an array or of a file in memory."""
     if isinstance(part, FILES):
         return part.getvalue() if not part.closed else None
     if isinstance(part, np.ndarray):
@@ -312,7 +312,7 @@ def _bytes(part: Any) -> Any:
 
 
 def _rewrite(part: Any, held: Any) -> None:
-    """Write into an array or a file what it held."""
+    """Write an earlier content into an array or a file."""
     match part:
         case io.BytesIO() | io.StringIO():
             part.seek(0)
@@ -327,7 +327,7 @@ def _rewrite(part: Any, held: Any) -> None:
 
 
 def _held(holder: Any) -> Any:
-    """Return what a holder holds, by name or in order."""
+    """Return the content of a holder, by name or in order."""
     match holder:
         case dict() | list() | deque() | set():
             return holder
@@ -342,7 +342,7 @@ def _held(holder: Any) -> Any:
 
 
 def _by_attributes(holder: Any) -> bool:
-    """Return whether what a holder holds are its attributes, all in one dictionary."""
+    """Return whether a holder's content is its attributes, all in one dictionary."""
     other = isinstance(holder, dict | list | deque | set | types.CellType | type | contextvars.ContextVar)
     if other or type(getattr(holder, "__dict__", None)) is not dict or isinstance(holder, Cached):
         return False
@@ -361,7 +361,7 @@ def _ids(holder: Any) -> list[int]:
 
 
 def _copied(value: Any) -> bool:
-    """Return whether a tensor or an array is put back: of weights, which are many, small ones."""
+    """Return whether a tensor or an array is restored: all but large weights."""
     if isinstance(value, np.ndarray):
         return value.size <= _LARGEST and not value.dtype.hasobject
     if not isinstance(value, Tensor):
@@ -378,7 +378,7 @@ def _bare(module: nn.Module) -> bool:
 
 
 def _plain_parts(module: nn.Module, alone: bool) -> list[Any]:
-    """Return what a pass does not write: places of hooks, and of torch's own modules all but buffers."""
+    """Return the parts that no pass writes: places of hooks, and all of torch's modules but buffers."""
     held = module.__dict__
     empty = [part for name, part in held.items() if "_hooks" in name and isinstance(part, dict) and not part]
     if not alone:
@@ -392,7 +392,7 @@ def _fixed(holder: Any) -> bool:
 
 
 def _restore(holder: Any, content: Any) -> None:
-    """Back to what it held, where that is not the same now."""
+    """Restore the content of a holder where it has changed."""
     match holder:
         case dict():
             if len(holder) != len(content) or any(holder.get(k, holder) is not v for k, v in content.items()):

@@ -1,9 +1,9 @@
 """Remember the records that this process trained on, to warn about scores computed on them.
 
-A loss or an accuracy of training records is a release that nobody paid for. `evaluate` asks here whether what
-it was given as public are such records: a dataset (or a part of one) by what it is and by its indices,
-tensors by some of their rows, so that a copy, a slice or another order of them is noticed as well. What is
-kept of rows are 64-bit hashes under a key of this process.
+A loss or an accuracy on training records is a release that is not paid for. `evaluate` asks this module
+whether data that it was given as public are training records. A dataset (or a part of one) is recognised by
+its identity and indices; tensors are recognised by some of their rows, also in a copy, a slice or another
+order. Only 64-bit hashes of rows are kept, under a secret key of this process.
 
 >>> x, y = torch.randn(100, 3), torch.arange(100)
 >>> remember((x, y))
@@ -25,7 +25,7 @@ from torch.utils.data import Subset, TensorDataset
 Integers = NDArray[np.int64]
 
 _ROWS, _LEAST, _BYTES = 4096, 16, 2**25  # of a table that are looked at, evenly spread
-_RUNS = 64  # that are remembered
+_RUNS = 64  # runs that are remembered
 _HALF = 0.5  # of the hits that training records would give: tables share some rows by chance
 _KEY = int.from_bytes(os.urandom(8), "little") | 1
 
@@ -48,7 +48,7 @@ _known: deque[_Table | _Part] = deque(maxlen=_RUNS)
 
 
 def remember(data: Any) -> None:
-    """Notes that a run is trained on these records."""
+    """Remember that a run is trained on these records."""
     _known.append(_seen(data))
 
 
@@ -89,7 +89,7 @@ def _table(columns: list[Tensor]) -> _Table:
 
 
 def _hashes(rows: NDArray[np.uint8], salt: int) -> NDArray[np.uint64]:
-    """Σ of a row's bytes times secret odd numbers, modulo 2⁶⁴."""
+    """Return Σ of each row's bytes times secret odd numbers, modulo 2⁶⁴."""
     weights = np.arange(1, rows.shape[1] + 1, dtype=np.uint64) * np.uint64(_KEY)
     weights = (weights ^ (weights >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9) + np.uint64(2 * salt)
     found = np.zeros(len(rows), dtype=np.uint64)

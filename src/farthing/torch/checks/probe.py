@@ -69,7 +69,7 @@ class Source:
     public: bool = False
 
     def batch(self, size: int, seed: int = 0, ranges: Ranges = Ranges()) -> tuple[Any, Any]:  # noqa: B008  frozen
-        """``size`` examples; others for another seed."""
+        """Return ``size`` examples, which depend on the seed."""
         generator = torch.Generator().manual_seed(seed)
 
         def fill(x: Tensor, given: Range) -> Tensor:
@@ -132,13 +132,13 @@ def _recombined(x: Tensor, size: int, generator: torch.Generator) -> Tensor:
 
 
 def _factors(size: int, seed: int, scale: float, ndim: int) -> Tensor:
-    """Large, ordinary, large and negative, small: by turns."""
+    """Return factors that are large, ordinary, large and negative, and small, in turn."""
     turns = torch.tensor([1.0] * 4 if scale == 1 else [scale, 1.0, -scale, 1 / scale])
     return turns[(torch.arange(size) + seed) % 4].view(-1, *(1,) * (ndim - 1))
 
 
 def refuse_equal(example: tuple[Any, Any]) -> None:
-    """Public examples must differ: equal ones are moved by nobody, whatever a model does with them."""
+    """Refuse public examples that are equal: exchanging them shows nothing about a model."""
     parts = leaves((example[0],))
     records = min((len(x) if x.ndim else 0 for x in parts), default=0)
     if records < 2 or all(bool((x == x[:1]).all()) for x in parts):
@@ -304,7 +304,7 @@ class Calm(TorchFunctionMode):
 
 @contextmanager
 def calm(model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[bool]:
-    """The model without random numbers; in eval mode where that is not enough to make it repeat itself.
+    """Run a model without random numbers, and in eval mode if it still does not repeat its results.
 
     As it is where it draws none from torch's generator: any others follow from places in a batch.
     """

@@ -1,15 +1,16 @@
 """Check before the first batch that examples stay apart and that book-keeping computes the right gradient.
 
-A bound on each example's gradient means nothing where one example moves another's: batch normalisation,
-batch statistics in a forward, a loss divided by the size of the batch. And book-keeping misses a weight that
-is used past its module. All of that is refused here, naming the module and what to do instead.
+A bound on each example's gradient is worthless if one example changes another's gradient: by batch
+normalisation, batch statistics in a forward pass, or a loss divided by the size of the batch. Book-keeping
+also misses a weight that is used outside its module. All of this is refused here; the error names the module
+and says what to do instead.
 
-The check runs on made-up examples (`farthing.torch.checks.probe`), never on private ones: what it finds
-depends on the model and on public shapes only, so a refusal reveals nothing about the records and costs no
-budget. Examples are exchanged and batches made larger and smaller (`farthing.torch.checks.independence`).
-That is a check and no proof; `farthing.torch.gradients.isolation` needs none.
+The check runs on made-up examples (`farthing.torch.checks.probe`), never on private ones. Its result depends
+on the model and on public shapes only, so a refusal reveals nothing about the records and costs no budget.
+Examples are exchanged, and batches are made larger and smaller (`farthing.torch.checks.independence`). This
+is a check, not a proof; `farthing.torch.gradients.isolation` needs none.
 
-What needs no gradient comes first: is it a model, and are its weights there yet?
+Before that, two checks need no gradient: whether it is a model, and whether its weights exist yet.
 """
 
 import contextlib
@@ -88,7 +89,7 @@ def verify(
     expected: int = 0,
     autocast: torch.dtype | None = None,
 ) -> None:
-    """Refuses a model in which examples do not stay apart, or that ``rows`` sees only in part.
+    """Refuse a model in which examples do not stay apart, or which ``rows`` follows only in part.
 
     ``kept`` refuses what the model or the loss keeps of examples (`farthing.torch.checks.leftovers`);
     ``sketch`` is what gradients are shortened by, in ``rows`` as in those of ordinary autograd; ``expected``
@@ -108,7 +109,7 @@ def verify(
             ) from error
         kept()
         before = values(model, loss)
-        with Wall(model, loss, everything=True):  # what made-up examples leave behind is put back
+        with Wall(model, loss, everything=True):  # restores state that made-up examples changed
             refuse_public(lambda: rows(inputs, targets))
             company = Company(model, loss, source, rows, Effort.of(model, inputs), sketch, expected)
             company.exchanges()
@@ -116,11 +117,11 @@ def verify(
             if autocast is not None:
                 _refuse_failing(company, autocast)
             company.sizes()
-        refuse_changes(before, model, loss)  # what was not put back
+        refuse_changes(before, model, loss)  # state that the wall did not restore
 
 
 def _refuse_failing(company: Company, autocast: torch.dtype) -> None:
-    """Refuses a model that mixes under mixed precision, or that does not run in it at all."""
+    """Refuse a model that mixes examples under mixed precision, or that does not run in it at all."""
     try:
         company.low_precision(autocast)
     except FarthingError:
@@ -133,7 +134,7 @@ def _refuse_failing(company: Company, autocast: torch.dtype) -> None:
 
 
 def settle_autocast(passes: Passes, source: Source) -> None:
-    """Refuses a model that cannot be followed under mixed precision, with or without what has no rule."""
+    """Refuse a model that cannot be followed under mixed precision, with or without layers without a rule."""
     if passes.autocast is None:
         return
     for passes.plan.mixed in (True, False):
@@ -179,7 +180,7 @@ def both_passes(
 
 
 def verify_again(model: nn.Module, loss: Loss, source: Source, rows: Rows, sketch: Sketch) -> None:
-    """Refuses a model whose gradients in a small batch are not those of single examples: a quick check."""
+    """Refuse a model whose gradients in a small batch are not those of single examples: a quick check."""
 
     def once() -> list[Tensor]:
         return [losses(model, loss, *source.batch(_EXAMPLES))]
@@ -196,7 +197,7 @@ def verify_again(model: nn.Module, loss: Loss, source: Source, rows: Rows, sketc
 
 
 def _refuse_targets(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> None:
-    """Refuses targets of a shape or kind that the loss does not take, in the records' own terms."""
+    """Refuse targets of a shape or kind that the loss does not take, in the records' own terms."""
     try:
         losses(model, loss, inputs, targets)
     except FarthingError:
@@ -220,7 +221,7 @@ def verify_isolated(
     kept: Callable[[], None],
     alike: bool = False,
 ) -> None:
-    """Refuses a model that cannot run in isolation, or whose gradients do not come out of it.
+    """Refuse a model that cannot run in isolation, or that has no gradients there.
 
     ``alike``: also one that would compute something else on a batch, of which others are only warned.
     """
@@ -298,7 +299,7 @@ def _runs(run: Callable[[], Any]) -> bool:
 
 
 def _alone_by_choice(model: nn.Module, loss: Loss, inputs: Any, targets: Any, alike: bool) -> None:
-    """Warns of a model that would compute something else on a batch: alone it is safe, perhaps no use."""
+    """Warn of a model that would compute something else on a batch: alone it is safe, but perhaps useless."""
 
     def once(*batch: Any) -> Tensor:
         with Wall(model, loss, everything=True):
@@ -323,7 +324,7 @@ _MIXES = (
 
 
 def refuse_other_kinds(model: Any) -> None:
-    """Refuses what is no model with weights: several models are one module that holds them."""
+    """Refuse anything but one module with weights."""
     if isinstance(model, list | tuple | dict):
         raise InvalidValue(
             f"model must be an nn.Module, got a {type(model).__name__} of {len(model)}: of several models "

@@ -1,13 +1,13 @@
 """Which per-example gradients are kept, and in how many parts a batch is summed: by bytes, from shapes alone.
 
-A backward pass goes through the uses of layers from the last to the first. Of each it lets go what the use
-held, and keeps its per-example gradients ("rows"), or what they are made of, until all norms are known. An
-ordinary step keeps neither. At a use it holds what this use and those before it took and gave, and the
-gradients on their way, about one and a half times as much as this use takes and gives; the most of that is
-its peak. `planned` keeps rows that take more than what they are made of, the cheapest first, as long as a
-private step stays within a tenth of that peak at every use. Where not even what rows are made of fits (on a
-GPU also where not all rows fit whose keeping is quicker), and a part of a batch is still much work, the batch
-is summed in parts, each of which holds a part of it all.
+A backward pass visits the uses of layers from the last to the first. After each use it frees the use's
+memory, but keeps its per-example gradients ("rows"), or the factors of these, until all norms are known. An
+ordinary step keeps neither. At a given use an ordinary step holds the inputs and outputs of this use and of
+those before it, and the gradients in progress, about one and a half times the inputs and outputs of this use;
+the largest of these sums is its peak. `planned` keeps rows that take more memory than their factors, the
+cheapest first, as long as a private step stays within a tenth above that peak at every use. A batch is summed
+in parts if even the factors do not fit (on a GPU also if rows do not fit whose keeping would be faster),
+provided that a part is still enough work.
 """
 
 import math
@@ -118,7 +118,7 @@ def allowance(
     ``in_place``: sums of parts are made one on top of the other.
     """
     seen, uses, terms = list[Tape](), list[HeldBytes](), list[TermBytes]()
-    given = dict[int, Any]()  # what factors of terms lie in
+    given = dict[int, Any]()  # the memory of the terms' factors
 
     def begin(tape: Tape) -> None:
         seen.append(tape)

@@ -268,7 +268,7 @@ class Gradient:
         return min((rows for rows in limits if rows is not None), default=None)
 
     def _checked_publicly(self, inputs: Any, targets: Any, weights: Tensor | None) -> None:
-        """`check`, of whose refusals no record decides: only shapes are used, so they may be raised."""
+        """Run `check`, and mark its errors as public: it uses only shapes, so they depend on no record."""
         try:
             self.check(inputs, targets, weights)
         except Exception as error:

@@ -96,7 +96,7 @@ class Windows(Term):
         return (slice(start, start + step) for start in range(0, self.examples, step))
 
     def _matrices(self, part: slice) -> tuple[Tensor, Tensor]:
-        """δ as (examples · groups, p, positions) and the windows as (examples · groups, q, positions)."""
+        """Return δ as (examples · groups, p, positions), and windows as (examples · groups, q, positions)."""
         m, delta, x = self.module, self.delta[part], self._whole(part)
         examples, records, groups = x.shape[0], x.shape[1], m.groups
         steps, sides = x.stride(), delta.shape[3:]

@@ -1,12 +1,12 @@
 """Capture work on a GPU in a CUDA graph and replay it, mainly bounded sums of batches.
 
-A small model's step is a hundred launches of a few microseconds each, and Python is slower than that; a large
-model's is a thousand, and without a graph Python has to wait and see whether an example is not finite. A
-graph needs shapes that do not change, so a batch is copied into buffers that hold a few more rows: a 16th at
-most, or up to the next multiple of 32 where a batch is quick. Rows that only fill up get weight 0. Batches of
-nearly the same size share few graphs, and all graphs share their buffers. What a rule's numbers are may
-change from run to run; its `ClipRule.graph_key` may not. A model that cannot be captured (one that waits for
-the GPU in its forward, say), or not in the memory there is, goes on without.
+A small model's step is a hundred launches of a few microseconds each, which is faster than Python can issue
+them; a large model's step is a thousand launches, and without a graph Python has to wait to see whether an
+example is not finite. A graph needs shapes that do not change, so a batch is copied into buffers with a few
+more rows: at most a 16th more, or up to the next multiple of 32 if a batch is fast. Rows that only fill up
+get weight 0. Batches of nearly the same size share a graph, and all graphs share their buffers. The numbers
+of a rule may change from run to run; its `ClipRule.graph_key` may not. A model that cannot be captured (for
+instance because its forward waits for the GPU, or because memory is short) runs without graphs.
 """
 
 import time
@@ -76,7 +76,7 @@ class Room:
         self.live = Live.of(rule, count, self.device).static(self.device)
 
     def fill(self, inputs: Any, targets: Any, weights: Tensor | None, rule: ClipRule) -> None:
-        """Another batch in the same buffers. What stays of the last one gets weight 0."""
+        """Fill the buffers with another batch; rows that are left of the last one get weight 0."""
         rows = 0
         for old, new in zip(tensors((self.inputs, self.targets)), tensors((inputs, targets)), strict=True):
             rows = len(new)
@@ -106,7 +106,7 @@ class BatchGraph:
         self.graph: Any = None
 
     def run(self, anew: bool = True) -> None:
-        """The sum of what the buffers hold, ``anew`` or on top of what the total holds."""
+        """Compute the sum of the buffers, ``anew`` or on top of the total."""
         if anew:
             self.total.zero_()
         if self.graph is not None:
@@ -115,7 +115,7 @@ class BatchGraph:
         self.add(self.inputs, self.targets, self.weights, self.room.rule, self.room.live, self.total, True)
 
     def capture(self, pool: Any, side: Any) -> None:
-        """Records the sum on a stream beside; it must have run before, so that all it needs is there."""
+        """Capture the sum on a side stream; it must have run before, so that all its memory is allocated."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, stream=side):
             self.run(anew=False)
@@ -162,7 +162,7 @@ class Graphs:
         if onto is not None and (batch is None or onto is not last):
             return None
         if last is not None and not alone(last):
-            self._lends = False  # whoever keeps one sum beside the next gets copies from now on
+            self._lends = False  # a caller that keeps two sums at once gets copies from now on
             return None
         if batch is None:
             batch = self._new(key, inputs, targets, weights, rule, size)
@@ -237,7 +237,7 @@ def _seconds(batch: BatchGraph) -> float:
 
 
 class Recorded:
-    """Runs a function of tensors that stay where they are: on a GPU by a graph from the third time on.
+    """A runner of a function whose tensors stay in place: on a GPU by a graph from the third run on.
 
     It must be the same function every time and must not wait for the GPU. What it made is overwritten when
     it runs again.
@@ -272,7 +272,7 @@ class Recorded:
 
 
 def _forget_workspaces() -> None:
-    """Lets go of cuBLAS' workspaces, 32 MiB for every stream: the graph brings its own, the next call too."""
+    """Free cuBLAS' workspaces, 32 MiB per stream; graphs have their own, and the next call makes one."""
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if clear is not None:
         torch.cuda.synchronize()
@@ -307,7 +307,7 @@ def tensors(value: Any) -> list[Tensor]:
 
 
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that does not keep its object alive: what graphs hold of memory is to go with their owner."""
+    """Return a method that does not keep its object alive, so that graphs free memory with their owner."""
     reference = weakref.WeakMethod(method)
 
     def call(*given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The memory that a forward pass holds: what layers take and give, and what autograd saves between them."""
+"""Measure the memory that a forward pass holds: inputs and outputs of layers, and what autograd saves."""
 
 import weakref
 from collections import defaultdict

@@ -204,7 +204,7 @@ def _traced() -> Iterator[None]:
 
 @contextmanager
 def _without_rules() -> Iterator[None]:
-    """Batching rules written by hand raise: they are given all lanes at once."""
+    """Make hand-written batching rules raise for a while, because they see all lanes at once."""
     own = [kind for kind in _functions(torch.autograd.Function) if "vmap" in kind.__dict__]
     rules = {kind: kind.__dict__["vmap"] for kind in own if not kind.__module__.startswith("torch.")}
     for kind in rules:

@@ -54,7 +54,7 @@ class SumTerm(Term):
         return torch.stack([term.largest() for term in self.terms]).sum(0)
 
     def product(self, factors: Tensor, out: Tensor) -> None:
-        """out += Σ factor · gradient.
+        """Add Σ factor · gradient to ``out``.
 
         One use may take back another's, so that each alone is far longer than what was measured: their sums
         are added in float64, or rows are made again and summed as they were measured.
@@ -107,7 +107,7 @@ class Blocks(Term):
             term.only(good)
 
     def release(self) -> None:
-        """Nothing is kept here; the terms see to themselves."""
+        """Do nothing: the terms release their own memory."""
 
 
 class SmallRows(RowTerms):

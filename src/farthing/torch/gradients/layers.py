@@ -1,8 +1,9 @@
 """Define a rule per layer: its forward pass under a tape, and the terms of its per-example gradients.
 
-A rule is called in place of the module's own forward as ``rule(tape, module, own, *args)``. What has no rule
-is mapped: its parameters are copied once for each example, and torch.func.vmap runs the module's own
-forward, so that their gradients come out one by one. `layer_rule` adds a rule for a class of one's own.
+A rule is called in place of the module's own forward, as ``rule(tape, module, own, *args)``. A module without
+a rule is mapped: its parameters are copied once for each example, and torch.func.vmap runs the module's own
+forward, so that the gradients of the copies are per-example gradients. `layer_rule` adds a rule for a class
+of your own.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -28,13 +29,13 @@ from farthing.torch.gradients.terms import Factor, RowTerms, Term, summed
 
 
 def linear(tape: Tape, module: nn.Linear, own: Any, input: Tensor) -> Tensor:
-    """δ ⊗ a, summed over positions."""
+    """Run a linear layer, whose gradient is δ ⊗ a, summed over positions."""
     use = tape.use(module, module.weight, module.bias)
     return tape.project(input, module.weight, module.bias, tape.axes(use)[0][0])
 
 
 def convolution(tape: Tape, module: Any, own: Any, input: Tensor) -> Tensor:
-    """δ ⊗ window, summed over windows."""
+    """Run a convolution, whose gradient is δ ⊗ window, summed over windows."""
     use = tape.use(module, module.weight, module.bias)
     input = tape.multiplied(input)
     out: Tensor = own(input)
@@ -52,7 +53,7 @@ def convolution(tape: Tape, module: Any, own: Any, input: Tensor) -> Tensor:
 def transposed(
     tape: Tape, module: Any, own: Any, input: Tensor, output_size: list[int] | None = None
 ) -> Tensor:
-    """Input ⊗ window of δ, summed over windows: the gradient of a convolution from output to input."""
+    """Run a transposed convolution, whose gradient is input ⊗ window of δ, summed over windows."""
     use = tape.use(module, module.weight, module.bias)
     input = tape.multiplied(input)
     out: Tensor = own(input, output_size)
@@ -72,7 +73,7 @@ def transposed(
 
 
 def embedding(tape: Tape, module: nn.Embedding, own: Any, input: Tensor) -> Tensor:
-    """Return rows of a table: those at the padding index learn nothing."""
+    """Return rows of a table; the row at the padding index has no gradient."""
     use = tape.use(module, module.weight)
     out: Tensor = own(input)
     axis = tape.axes(use)[0][0]
@@ -147,7 +148,7 @@ def attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """nn.MultiheadAttention in plain steps, with four projections that note their terms."""
+    """Run nn.MultiheadAttention in plain steps, with four projections that record their terms."""
     own_weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
     tape.use(module, module.in_proj_weight, module.in_proj_bias, *own_weights)
     tape.use(module, module.out_proj.weight, module.out_proj.bias)

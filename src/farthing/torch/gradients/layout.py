@@ -55,7 +55,7 @@ class Layout:
 
     @classmethod
     def of(cls, model: nn.Module) -> "Layout":
-        """The layout of a model's trainable parameters; tied ones count once, frozen ones not at all."""
+        """Return the layout of a model's trainable parameters; tied ones count once, frozen ones never."""
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not trained:
             raise InvalidValue("the model has no trainable parameter: every requires_grad is False")

@@ -1,9 +1,9 @@
 """Sum bounded gradients of plain MLPs on a CPU: linear layers with elementwise functions between them.
 
-Such models are so quick that noting use by use what gradients are made of takes as long as the products. Here
-both passes are written out, in memory that stays; squared norms and factors come from kernels in C where
-there are some. What comes out is what `bookkeeping` makes of its terms: `Stack.of` finds out whether a model
-is a stack, and `bookkeeping.Gradient.check` compares both on made-up examples before the first private one.
+Such models are so fast that recording the factors of gradients, use by use, takes as long as the products.
+Here both passes are written out and reuse their memory; squared norms and factors are computed by kernels in
+C if available. The results equal those of `bookkeeping`: `Stack.of` finds out whether a model is such a
+stack, and `bookkeeping.Gradient.check` compares both ways on made-up examples before the first private one.
 """
 
 from collections.abc import Callable, Iterator
@@ -87,7 +87,7 @@ class Stack:
         empty: bool,
         weights: Tensor | None = None,
     ) -> bool:
-        """total += (= where it is ``empty``) Σ bounded gradients; False, and nothing done, where it cannot.
+        """Add Σ bounded gradients to ``total``, or write it there if ``empty``; False if that is impossible.
 
         ``losses`` gives the loss of each record from the model's outputs, the targets and their number;
         ``weights``, one a record, multiply them, and rows of weight 0 count as nobody.
@@ -165,7 +165,7 @@ class Stack:
     def _add_clamped(
         self, outer: dict[int, Tensor], inner: dict[int, Tensor], limit: Tensor, total: Tensor
     ) -> None:
-        """total += Σ gradients clamped to ± limit, coordinate by coordinate."""
+        """Add Σ gradients, clamped to ± limit coordinate by coordinate, to ``total``."""
         limits, spans = limit.split(self._sizes), total.split(self._sizes)
         for n, u in outer.items():
             module, weight, bias = self._layers[n]
@@ -289,7 +289,7 @@ def _delta(losses: Losses, outputs: Tensor, targets: Any) -> Tensor | None:
 def _add_squares(
     u: Tensor, gate: Tensor | None, v: Tensor, weight: bool, bias: bool, squares: Tensor
 ) -> None:
-    """squares += |u|² (|v|² + 1), of weight and bias what is trained; u is zeroed where a gate is shut."""
+    """Add |u|² (|v|² + 1) to ``squares``, for trained weight and bias; u becomes 0 where a gate is shut."""
     kernels = native.kernels(u.numel() + v.numel())
     if kernels is not None:
         shut, sizes = None if gate is None else gate.data_ptr(), (len(u), u.shape[1], v.shape[1])
@@ -302,7 +302,7 @@ def _add_squares(
 
 
 def _shut(u: Tensor, gate: Tensor) -> None:
-    """Zeros in place where a ReLU let nothing through."""
+    """Set entries to zero, in place, where the output of a ReLU is zero."""
     torch.ops.aten.threshold_backward.grad_input(u, gate, 0, grad_input=u)
 
 
@@ -327,7 +327,7 @@ def _weighted(u: Tensor, v: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
-    """out = x Wᵀ + b, for float32 matrices on a CPU.
+    """Compute x Wᵀ + b into ``out``, for float32 matrices on a CPU.
 
     >>> x, weight = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0]])
     >>> affine(x, weight, torch.ones(2), torch.empty(1, 2))

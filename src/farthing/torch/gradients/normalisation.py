@@ -26,7 +26,7 @@ def normalised(module: Any, x: Tensor) -> Tensor:
 
 
 def norm(tape: Tape, module: Any, own: Any, input: Tensor) -> Tensor:
-    """δ · x̂, summed over positions: all but the channels, or all before the normalised dimensions."""
+    """Run a normalisation, whose gradients are δ · x̂ and δ, summed over positions."""
     use = tape.use(module, module.weight, getattr(module, "bias", None))
     axis = tape.axes(use)[0][0]
     if isinstance(module, nn.GroupNorm) and axis == 0 and _by_kernel(module, input):

@@ -114,14 +114,14 @@ class Outer(Term):
         return found
 
     def _tiled(self) -> Tensor:
-        """Rows made twice in registers, and their norms."""
+        """Return norms of rows that are made in registers, and again for the sum."""
         self.tiles = Tiles.linear(self.u.values, self.v.values)
         self.tiles.route = Route.AGAIN
         self.release()
         return self.tiles.norms()
 
     def _compiled(self) -> Tensor:
-        """Rows and norms by the kernel in C, which likes its second factor wide: a row may be (q, p)."""
+        """Make rows and norms by the kernel in C; a row may be (q, p), as a wide second factor is faster."""
         self.kept, self.turned = self.room(), self.height > self.width
         found = self._measured(self.kept)
         self.release()
@@ -169,7 +169,7 @@ class Outer(Term):
         return scaled_squares(self.u.values.squeeze(1), self.v.values.squeeze(1), inverse).sqrt()
 
     def product(self, factors: Tensor, out: Tensor, some: slice = slice(None)) -> None:
-        """out += Σ factor · gradient: all of the matrix, or ``some`` rows of it."""
+        """Add Σ factor · gradient to ``out``: all of the matrix, or ``some`` rows of it."""
         u, v = self.u.values[..., some], self.v.values
         if u.shape[2] <= self.width:
             u = weighted(u, factors)
@@ -248,7 +248,7 @@ class Lookup(Term):
         return self.v.norms * math.sqrt(self.positions)
 
     def product(self, factors: Tensor, out: Tensor, some: slice = slice(None)) -> None:
-        """out += Σ factor · gradient: all of the table, or ``some`` rows of it."""
+        """Add Σ factor · gradient to ``out``: all of the table, or ``some`` rows of it."""
         values, each = self.v.values.flatten(0, 1), factors[:, None].expand(-1, self.positions).flatten()
         ids = self.ids.flatten() - (some.start or 0)
         totals.add_rows(ids, values, out.view(-1, self.width), each)
@@ -257,4 +257,4 @@ class Lookup(Term):
         self.v = Factor((blanked if self.own else where)(good, self.v.values))
 
     def release(self) -> None:
-        """Rows of an embedding are never kept."""
+        """Do nothing, because rows of an embedding are never kept."""

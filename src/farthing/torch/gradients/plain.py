@@ -261,7 +261,7 @@ class Plain:
 
 @contextmanager
 def without_cudnn(model: nn.Module) -> Iterator[None]:
-    """Recurrent layers by torch's own kernels: cuDNN's have a backward pass in training mode only.
+    """Run recurrent layers without cuDNN, whose kernels have a backward pass in training mode only.
 
     A check switches dropout between layers off by that mode, and a model may be in eval mode by choice.
     """

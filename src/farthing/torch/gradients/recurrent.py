@@ -10,12 +10,12 @@ backward pass needs besides the next step's gradient is made for all steps at on
 handful of operations in memory that is there. Hidden weights get no gradient: terms come from that of the
 projected input.
 
-In reduced precision on a GPU, cuDNN goes through the steps of LSTMs and GRUs: given the projected input and
-the identity to project it with, what it finds for its input is the gradient of the gates.
+In reduced precision on a GPU, cuDNN runs the steps of LSTMs and GRUs. It is given the projected input and an
+identity matrix as the input projection, so its gradient of the input is the gradient of the gates.
 
-Sequences of a PackedSequence are padded, and a step changes the state of those alone that still run: an
-example's outputs and gradient are those of its own sequence, however long the others are. A padded step has a
-gradient of zero. What comes back is packed as what came in.
+Sequences of a PackedSequence are padded, and a step changes only the states of sequences that have not ended,
+so an example's outputs and gradient do not depend on the lengths of the others. A padded step has a gradient
+of zero. The output is packed like the input.
 """
 
 from typing import Any
@@ -42,7 +42,7 @@ def _hidden(h: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tens
 class _Lstm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
-        """x (steps, records, 4 · width): the gates' input; returns all states and the last cell."""
+        """Return all states and the last cell for the gates' input x (steps, records, 4 · width)."""
         count, records, width = len(x), len(h), h.shape[1]
         gates, cells = torch.empty_like(x), x.new_empty(count + 1, records, width)
         tanhs, states = torch.empty_like(cells[1:]), torch.empty_like(cells[1:])
@@ -85,7 +85,7 @@ class _Lstm(torch.autograd.Function):
 class _Gru(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, reset: Any) -> Any:
-        """x (steps, records, 3 · width); returns all states.
+        """Return all states for x (steps, records, 3 · width).
 
         The backward pass hands what reset gates leave of the candidates' gradients to the list ``reset``.
         """
@@ -267,7 +267,7 @@ def _cast(kind: torch.dtype, weight: Tensor, bias: Tensor | None) -> tuple[Tenso
 
 
 def recurrent(tape: Tape, module: nn.RNNBase, own: Any, input: Any, hx: Any = None) -> Any:
-    """nn.RNN, nn.LSTM, nn.GRU: several layers, both directions, dropout between layers."""
+    """Run nn.RNN, nn.LSTM or nn.GRU: several layers, both directions, dropout between layers."""
     if isinstance(input, PackedSequence):
         return packed(tape, module, input, hx)
     if input.ndim != 3:
@@ -307,7 +307,7 @@ def recurrent(tape: Tape, module: nn.RNNBase, own: Any, input: Any, hx: Any = No
 
 
 def cell(tape: Tape, module: nn.RNNCellBase, own: Any, input: Tensor, hx: Any = None) -> Any:
-    """nn.RNNCell, nn.LSTMCell, nn.GRUCell: one step."""
+    """Run one step of nn.RNNCell, nn.LSTMCell or nn.GRUCell."""
     tape.use(module, module.weight_ih, module.weight_hh, module.bias_ih, module.bias_hh)
     if input.ndim != 2:
         raise Unsupported(f"{tape.plan.names[module]} ({type(module).__name__}) needs examples in a batch")
@@ -326,7 +326,7 @@ def cell(tape: Tape, module: nn.RNNCellBase, own: Any, input: Tensor, hx: Any = 
 
 
 def packed(tape: Tape, module: nn.RNNBase, input: PackedSequence, hx: Any) -> Any:
-    """nn.RNN, nn.LSTM, nn.GRU on packed sequences: several layers, both directions, dropout in between."""
+    """Run nn.RNN, nn.LSTM or nn.GRU on packed sequences: several layers, both directions, dropout."""
     x, lengths = pad_packed_sequence(input, batch_first=True)
     there = torch.arange(x.shape[1], device=x.device) < lengths.to(x.device)[:, None]
     ways = 2 if module.bidirectional else 1

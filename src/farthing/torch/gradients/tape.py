@@ -1,10 +1,12 @@
 """Record one forward and one backward pass on a tape, with the terms of per-example gradients by use.
 
-While a tape runs, the rules of `farthing.torch.gradients.layers` stand in for the forward of every module
-that holds trainable parameters, and these do not require gradients: the backward pass computes output
-gradients only. Where several records make an example (a user, several views), they are its further positions.
+While a tape runs, the rules of `farthing.torch.gradients.layers` replace the forward of every module that
+holds trainable parameters, and these parameters do not require gradients: the backward pass computes
+gradients of outputs only. If several records make up an example (a user, several views), they count as
+further positions of it.
 
-Beside it stand calls of a model with one input or several, and both passes of a model under a tape.
+The module also has helpers that call a model with one input or several, and that run both passes of a model
+under a tape.
 """
 
 import threading
@@ -185,7 +187,7 @@ class Tape:
         return self.examples * self.records
 
     def use(self, module: nn.Module, *parameters: Tensor | None) -> Use:
-        """Notes one more call of a module, and which parameters it uses."""
+        """Count one more call of a module and of the parameters that it uses."""
         self._calls[module] += 1
         for p in parameters if not self._again else ():
             if p is not None and id(p) in self.plan.slots:
@@ -219,7 +221,7 @@ class Tape:
             raise Unsupported(f"{name} needs examples along its first dimension")
 
     def grouped(self, x: Tensor, axis: int | None, last: int = 1) -> Tensor:
-        """x as (examples, positions, *last dimensions); what all examples share is repeated."""
+        """Return x as (examples, positions, *last dimensions); a tensor that all share is repeated."""
         if axis == 0 and x.ndim == last + 1 and len(x) == self.examples:
             return x.unsqueeze(1)
         if axis is None:
@@ -317,7 +319,7 @@ class Tape:
         return p is not None and id(p) in self.plan.slots
 
     def put(self, p: Tensor | None, term: Callable[[], Term]) -> None:
-        """The term of one use of a parameter."""
+        """Take the term of one use of a parameter."""
         if p is None or (slot := self.plan.slots.get(id(p))) is None:
             return
         if self._uses[slot] == 1:
@@ -335,12 +337,12 @@ class Tape:
         return leaf if self.records == 1 else leaf.repeat_interleave(self.records, 0)
 
     def finally_(self, then: Callable[[], None]) -> None:
-        """To be done after the backward pass."""
+        """Register a function to call after the backward pass."""
         if not self._again:
             self._ends.append(then)
 
     def back(self, objective: Tensor) -> None:
-        """The backward pass, towards what is trained and nothing else.
+        """Run the backward pass towards trained parameters only.
 
         Only gradients that are asked for are made: another leaf that the graph reaches (a parameter of the
         loss, say) would keep the exact gradient of a batch in its ``grad``.
@@ -352,7 +354,7 @@ class Tape:
                 self._terms[slot].append(RowTerms(real(gradient).reshape(self.examples, -1)))
 
     def finish(self) -> None:
-        """Hands on what is left after the backward pass."""
+        """Call the registered functions, and hand on the remaining terms, after the backward pass."""
         for end in self._ends:
             end()
         for slot, terms in self._terms.items():
@@ -369,7 +371,7 @@ def call(model: Callable[..., Any], inputs: Any) -> Any:
 
 
 def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """``function`` of every tensor in a (nested) tuple."""
+    """Apply a function to every tensor in a (nested) tuple."""
     if isinstance(value, list | tuple):
         return tuple(mapped(part, function) for part in value)
     return function(value) if isinstance(value, Tensor) else value

@@ -1,14 +1,15 @@
 """Represent per-example gradients of one parameter in factored form: norms and weighted sums only.
 
-A layer's gradient is a sum over positions (tokens, pixels, uses of a tied weight) of outer products
-u_t ⊗ v_t. Such a `Term` answers `norms`, the norm of every example's gradient, and `add`, the
-weighted sum; `rows` makes the gradients themselves where nothing cheaper will do. The ways to the norm:
+A layer's gradient is a sum over positions (tokens, pixels, uses of a tied weight) of products u_t ⊗ v_t.
+A `Term` in this form has a method `norms`, for the norm of every example's gradient, and a method `add`, for
+the weighted sum; `rows` makes the gradients themselves if nothing cheaper works. Ways to compute the norm:
 
 * one position: |u|² |v|²;
 * rows: the gradients are made, measured, kept, and summed by one product with the weights;
-* again: the same in parts that are dropped; the sum is then the layer's own product with weighted u. What
-  rounding hid of rows whose positions cancel is in that sum, so norms are rounded up by it (`rounded_up`).
-  Convolutions of few positions have a kernel that makes the very same rows twice instead, in registers;
+* again: the same in parts that are dropped; the sum is then the layer's own product with weighted u. If the
+  positions of a row cancel, that sum may exceed the measured row by a rounding error, so norms are rounded up
+  by this error (`rounded_up`). Convolutions with few positions have a kernel that makes identical rows twice,
+  in registers;
 * gram: Σ_ts (u_t · u_s)(v_t · v_s) (Goodfellow 2015; Li et al. 2022), for few positions and wide layers.
 """
 
@@ -42,7 +43,7 @@ def part_of(device: torch.device) -> int:
 
 
 class Route(StrEnum):
-    """How a term of several positions comes by its norms and its sum."""
+    """The way in which a term of several positions computes its norms and its sum."""
 
     ROWS = "rows"
     AGAIN = "again"
@@ -123,7 +124,7 @@ class Term(ABC):
         return 0
 
     def factors(self) -> tuple[Tensor, ...]:
-        """Return what others may hold too, of what it is made of."""
+        """Return the tensors of the factored form that other terms may also hold."""
         return ()
 
     def worth(self, examples: float) -> float:
@@ -136,7 +137,7 @@ class Term(ABC):
         return 4 * self.examples * self.size
 
     def parts(self) -> Iterator[slice]:
-        """Examples whose gradients are made at once."""
+        """Return slices of examples whose gradients are made at once."""
         step = max(1, part_of(self.device) // max(1, self.size))
         return (slice(start, start + step) for start in range(0, self.examples, step))
 
@@ -146,15 +147,15 @@ class Term(ABC):
 
     @abstractmethod
     def product(self, factors: Tensor, out: Tensor) -> None:
-        """out += Σ factor · gradient, from the factored form."""
+        """Add Σ factor · gradient to ``out``, from the factored form."""
 
     @abstractmethod
     def only(self, good: Tensor) -> None:
-        """Zeros in place of the examples that are not good: 0 · NaN would be NaN."""
+        """Replace examples that are not good by zeros, because 0 · NaN would be NaN."""
 
     @abstractmethod
     def release(self) -> None:
-        """Lets go of the factored form: the rows are kept."""
+        """Free the factored form, once the rows are kept."""
 
     def norms(self) -> Tensor:
         """Return the norm of each example's gradient."""
@@ -163,7 +164,7 @@ class Term(ABC):
         return rounded_up(torch.cat([norms(self.rows(part)) for part in self.parts()]), self)
 
     def _keep(self, inverse: Tensor | None = None) -> Tensor:
-        """The rows, made in parts that are measured, as they are or over a scale, while in the cache."""
+        """Make and keep the rows in parts; return their norms (over a scale), taken while in the cache."""
         self.kept = self.room()
         found = []
         for part in self.parts():
@@ -179,7 +180,7 @@ class Term(ABC):
         return self.space[: self.examples * self.size].view(self.examples, self.size)
 
     def rows_into(self, part: slice, out: Tensor) -> None:
-        """The gradients of some examples, written where they are to be."""
+        """Write the gradients of some examples to ``out``."""
         out.copy_(self.rows(part))
 
     def scaled_norms(self, inverse: Tensor) -> Tensor:
@@ -192,14 +193,14 @@ class Term(ABC):
         return torch.cat([norms(self.rows(part)) for part in self.parts()])
 
     def add(self, factors: Tensor, out: Tensor) -> None:
-        """out += Σ factor · gradient."""
+        """Add Σ factor · gradient to ``out``."""
         if self.kept is not None:
             out += totals.weighted(self.kept, factors)
         else:
             self.product(factors, out)
 
     def add_clamped(self, limit: Tensor, out: Tensor) -> None:
-        """out += Σ gradient clamped to ± limit."""
+        """Add Σ gradient, clamped to ± limit, to ``out``."""
         for part in self.parts():
             clamped_rows(self.rows(part), limit, out)
 
@@ -223,7 +224,7 @@ def rounded_up(found: Tensor, term: Term, scale: Tensor | float = 1.0) -> Tensor
 
 
 class RowTerms(Term):
-    """Gradients that are there already: biases, scales of norms, whatever is small."""
+    """Gradients in full: of biases, scales of norms, and other small parameters."""
 
     def __init__(self, factor: Factor | Tensor) -> None:
         self.factor = factor if isinstance(factor, Factor) else Factor(factor)
@@ -243,11 +244,11 @@ class RowTerms(Term):
         self.factor = Factor(where(good, self.factor.values))
 
     def release(self) -> None:
-        """Nothing else is held."""
+        """Do nothing: the rows are all that is held."""
 
 
 def summed(u: Factor) -> RowTerms:
-    """Σ over positions: the gradients of a bias, or of several that have the same."""
+    """Return the sum over positions: the gradients of a bias, or of several equal ones."""
     if u._total is None:
         alone = u.values.shape[1] == 1 and u.values.dtype is torch.float32
         u._total = u if alone else Factor(u.values.sum(1, dtype=torch.float32))
@@ -255,7 +256,7 @@ def summed(u: Factor) -> RowTerms:
 
 
 def contracted(first: Tensor, second: Tensor) -> Tensor:
-    """√Σ_ts of the product of two Gram matrices.
+    """Return √Σ_ts of the product of two Gram matrices.
 
     Where positions cancel so much that rounding could matter, the norm is rounded up by its bound. So it is
     by what tiny factors lose in their squares, which huge ones on the other side would bring back:
@@ -269,7 +270,7 @@ def contracted(first: Tensor, second: Tensor) -> Tensor:
 
 
 def rooted(square: Tensor, most: Tensor) -> Tensor:
-    """√square, where ``most`` is the norm that positions would have together if none cancelled another.
+    """Return √square; ``most`` is the norm that all positions would have if none cancelled another.
 
     With factors of ten bits both Gram matrices and the sum that follows round: all of it is added on.
     """

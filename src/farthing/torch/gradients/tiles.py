@@ -1,7 +1,7 @@
 """Represent gradients that kernels on a GPU make in registers: those of convolutions and linear layers.
 
-Rows are kept where they take no more memory than what they are made of. Elsewhere they are made twice, once
-to be measured and once to be added up, by the same machine code (`farthing.torch.kernels.gradient_tiles`).
+Rows are kept if they take no more memory than their factors. Otherwise they are made twice, once to be
+measured and once to be added, by the same machine code (`farthing.torch.kernels.gradient_tiles`).
 """
 
 import math
@@ -82,7 +82,7 @@ class Tiles(Term):
         gradient_tiles.add_ordered(totals.weighted(self.kept, factors)[None], self.layer, out)
 
     def product(self, factors: Tensor, out: Tensor) -> None:
-        """out += Σ factor · gradient: an example whose factor is 0 may hold anything."""
+        """Add Σ factor · gradient to ``out``: an example whose factor is 0 may hold anything."""
         from farthing.torch.kernels import gradient_tiles
 
         most = totals.chain(self.examples)

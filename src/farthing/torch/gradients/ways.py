@@ -1,7 +1,7 @@
 """Choose how terms compute their norms: the fastest way at first sight, and the memory that it uses.
 
-What is chosen follows from shapes, from time and from settings, never from a record: on a CPU the ways of a
-term are timed on some examples of the first batch, and all give the same sums, to rounding.
+The choice depends on shapes, on timings and on settings, never on a record: on a CPU the ways of a term are
+timed on some examples of the first batch. All ways give the same sums, up to rounding.
 """
 
 import math
@@ -23,7 +23,7 @@ _NAP = 2_000_000  # cycles, about a millisecond: a GPU waits while what is to be
 
 
 class Memory(StrEnum):
-    """What memory is given for."""
+    """The purpose for which memory is used."""
 
     BALANCED = "balanced"
     SPEED = "speed"
@@ -58,7 +58,7 @@ class Ways:
         return slot in self.allowance.kept
 
     def _space(self, slot: Any, term: Term) -> Tensor | None:
-        """Memory for the rows that a term keeps, the same in every step: on a CPU new memory is slow."""
+        """Return memory for the rows of a term, the same in every step, as new memory on a CPU is slow."""
         if self._memory is not Memory.SPEED or term.device.type != "cpu" or isinstance(term, RowTerms):
             return None
         if term.route is not Route.ROWS:

@@ -1,8 +1,8 @@
 """Leave the optimiser's step to a framework that keeps its own loop.
 
 Lightning and Hugging Face's Trainer call the optimiser themselves, between their own hooks. `defer` makes a
-run end each update where the released gradient lies in the parameters' ``grad``; the step, which is
-post-processing, is then theirs.
+run stop each update when the released gradient is in the parameters' ``grad``; the framework then takes the
+step, which is post-processing.
 
 >>> import farthing as ft
 >>> model = torch.nn.Linear(3, 2)
@@ -28,7 +28,7 @@ from farthing.torch.training.loop import Training
 
 
 def defer(training: Training) -> torch.optim.Optimizer:
-    """Makes ``training`` leave its steps to the caller; returns the optimiser that is to take them.
+    """Make ``training`` leave its steps to the caller, and return the optimiser that takes them.
 
     Its learning rate follows the run's own rule where the run chose it; a scheduler or an average of weights
     belongs to whoever takes the steps.
@@ -46,7 +46,7 @@ _OURS = "t", "clip", "terms"  # of a run's state, what frameworks do not keep by
 
 
 class Remainder:
-    """What a framework's checkpoint keeps of a run beside weights and optimiser: never the spend."""
+    """The state of a run in a framework's checkpoint, beside weights and optimiser; never the spend."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
@@ -62,7 +62,7 @@ class Remainder:
 
 
 class _Deferred:
-    """All of an optimiser but its step."""
+    """An optimiser without its step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer

@@ -4,13 +4,13 @@
     trainer = Trainer(callbacks=[private], max_epochs=-1)    # it ends when the budget is spent
     trainer.fit(module, private.batches, val_dataloaders=public)
 
-Lightning's loop draws batches, and hands each to hooks, loggers and `training_step`; a loss logged there is
-a release that nobody paid for. So with this callback no private record enters the loop: the Trainer counts
-*batches*, 0, 1, 2, …, and where it would call the module's `training_step`, one batch is asked of the ledger
+Lightning's own loop draws batches and passes each to hooks, loggers and `training_step`; a loss logged there
+is a release that is not paid for. With this callback no private record enters the loop: the Trainer counts
+*batches*, 0, 1, 2, …, and instead of calling the module's `training_step`, one batch is asked of the ledger
 (Poisson, every example's gradient bounded, noise on the sum). The released gradient is in the parameters'
-``grad`` when Lightning takes the optimiser's step. From there on all is Lightning's: schedules, checkpoints,
-validation on public data, early stopping, loggers. What is logged by itself is public: the share of the plan
-that is used, batches left, clipping norm and noise multiplier.
+``grad`` when Lightning takes the optimiser's step. The rest is Lightning's: schedules, checkpoints,
+validation on public data, early stopping, loggers. The callback logs public numbers: the used share of the
+plan, batches left, clipping norm and noise multiplier.
 
 Guarantee: that of `farthing.torch.training.loop.train`, which draws the batches, clips and adds the noise.
 """
@@ -47,7 +47,7 @@ _LOGGERS = ("logger", "loggers", "callback_metrics", "logged_metrics", "progress
 
 
 class Private(Callback):  # type: ignore[misc]
-    """Makes a Trainer take private batches in place of the module's own training steps.
+    """A callback that makes a Trainer take private batches instead of the module's own training steps.
 
     ``begin(module, optimizer)`` starts the run: a call of `farthing.torch.train` with this model and this
     optimiser, which is what the module's `configure_optimizers` made, or None where that returned None; then
@@ -66,7 +66,7 @@ class Private(Callback):  # type: ignore[misc]
         self._automatic: bool | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Puts batches in the place of training steps, until the fit has ended."""
+        """Replace training steps by batches, until the fit has ended."""
         if stage != "fit":
             return
         _refuse(trainer)
@@ -81,7 +81,7 @@ class Private(Callback):  # type: ignore[misc]
         pl_module.configure_optimizers = lambda: self._configured(pl_module, configure())
 
     def _configured(self, module: Any, given: Any) -> Any:
-        """Begins the run with the optimiser that the module made; weights are on their device by now."""
+        """Begin the run with the optimiser that the module made; the weights are on their device by now."""
         optimizer = _only(given)
         with _unlogged(module):
             training = self.begin(module, optimizer)
@@ -182,7 +182,7 @@ def _refuse(trainer: Any) -> None:
 
 
 def _only(given: Any) -> torch.optim.Optimizer | None:
-    """The one optimiser in what `configure_optimizers` returned, in any of the forms that Lightning takes."""
+    """Return the one optimiser in a result of `configure_optimizers`, in any form that Lightning accepts."""
     while (
         isinstance(given, list | tuple) and given and (len(given) == 1 or isinstance(given[0], list | tuple))
     ):
@@ -194,7 +194,7 @@ def _only(given: Any) -> torch.optim.Optimizer | None:
 
 
 def _schedule(trainer: Any, module: Any, interval: str, count: int) -> None:
-    """Learning rates by Lightning's own description, which it leaves to us where steps are taken by hand."""
+    """Step the schedules that Lightning describes and, with manual optimisation, does not step itself."""
     for config in trainer.lr_scheduler_configs:
         if config.interval == interval and count % config.frequency == 0:
             module.lr_scheduler_step(config.scheduler, None)
@@ -202,7 +202,7 @@ def _schedule(trainer: Any, module: Any, interval: str, count: int) -> None:
 
 @contextlib.contextmanager
 def _unlogged(module: nn.Module) -> Iterator[None]:
-    """While private records go through a forward, neither the module nor a part of it may log."""
+    """Forbid logging by a module and its parts while private records go through them."""
     parts = [part for part in module.modules() if isinstance(part, LightningModule)]
     trainers = [part._trainer for part in parts]
     for part, trainer in zip(parts, trainers, strict=True):

@@ -2,11 +2,11 @@
 
 The theorems are in `farthing.queries.correlated` and `farthing.queries.buffered`.
 
-The noise of the last turns stays on the tensor's device, 32 bits a coordinate where the grid allows it. What
-it takes from the noise of a turn is added up in float64, a piece at a time, so that a release needs little
-more memory than one of independent noise. Noise depends on no record, so on a CPU that of several turns is
-made in one pass over the noise of earlier ones, by a thread, while the model computes. What was made for a
-turn is used for that turn or never.
+The noise of the last turns is kept on the tensor's device, in 32 bits per coordinate if the grid allows it.
+The part that is subtracted from the noise of a turn is added up in float64, piece by piece, so that a release
+needs little more memory than one with independent noise. Noise depends on no record, so on a CPU a thread
+makes the noise of several turns in one pass over the noise of earlier ones, while the model computes. Noise
+that was made for a turn is used for that turn or never.
 
 >>> from farthing.noise.lattice import SeededStream
 >>> from farthing.queries.bounds import ClipNorm
@@ -127,7 +127,7 @@ class _Ahead:
 
     def take(self, stream: Stream) -> Tensor:
         """Return the noise of this turn; begin with that of the turns after it, if it was the last."""
-        turn, self.turn = self.turn, -1  # whoever is interrupted here begins anew
+        turn, self.turn = self.turn, -1  # after an interruption here the noise begins anew
         if not self._left:
             self._left = (self._mixed or self._begun(stream, 1)).result()
         own = self._rows[(self._slot - self._left) % len(self._rows), : self._size]

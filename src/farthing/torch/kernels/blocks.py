@@ -150,7 +150,7 @@ def together(sizes: list[int], most: int) -> Iterator[list[int]]:
 
 @contextmanager
 def some_blocks(examples: int) -> Iterator[None]:
-    """Sums of some examples as if they were blocks of the usual size: for measuring how long they take."""
+    """Treat some examples as blocks of the usual size, to measure how long sums take."""
     usual = max(1, round(min(_part.usual, examples)))
     before = _part.blocks, _part.pieces
     _part.blocks, _part.pieces = tuple(min(usual, examples - n) for n in range(0, examples, usual)), {}
@@ -168,7 +168,7 @@ def product(
     out: Tensor | None = None,
     double: bool = False,
 ) -> Tensor:
-    """uᵀ v block by block, in float64 where that is as quick, or blocks are unknown.
+    """Return uᵀ v block by block; in float64 where that is as fast, or where blocks are unknown.
 
     See `farthing.torch.kernels.totals.product` for the rows, for ``wide`` and for ``double``.
     """

@@ -2,12 +2,11 @@
 
 A linear layer's gradient is Σ_t δ_t ⊗ a_t over its positions t. Clamping every coordinate of it
 (`farthing.queries.bounds.ClipCoordinates`) does not scale an example as a whole, so norms and one weighted
-product do not give the sum: every coordinate of every example has to be looked at. Here that happens in
-registers, by a Triton kernel on a GPU and by a C kernel on a CPU, and else in pieces that stay in the cache.
+product do not give the sum: every coordinate of every example has to be computed. A Triton kernel on a GPU
+and a C kernel on a CPU do this in registers; otherwise it is done in pieces that fit into the cache.
 
-Examples must be finite: who is not is zeroed by the caller, as a whole. A gradient that overflows all the
-same is clamped, and counts as zero where it is not a number. Sums round as `farthing.torch.kernels.totals`
-says.
+Examples must be finite; the caller sets others to zero as a whole. If a gradient still overflows, it is
+clamped, and NaN counts as zero. Sums round as `farthing.torch.kernels.totals` says.
 
 >>> out = torch.zeros(1, 2)
 >>> clamped_sum(torch.ones(3, 1), torch.tensor([[2.0, -5.0]] * 3), 1.5, out)
@@ -31,7 +30,7 @@ _SHARES = 64  # of the examples at a time on a GPU: each has a sum of its own
 
 
 def clamped_sum(delta: Tensor, a: Tensor, s: float | Tensor, out: Tensor) -> Tensor:
-    """out += Σ_b clamp(Σ_t δ_bt ⊗ a_bt, -s, s), and returns it.
+    """Add Σ_b clamp(Σ_t δ_bt ⊗ a_bt, -s, s) to ``out``, and return it.
 
     ``delta`` is (B, T, O) and ``a`` (B, T, I), or (B, O) and (B, I) where T is 1; ``s`` is one number or
     (O, I), like ``out``, which is float32.
@@ -58,7 +57,7 @@ def clamped_sum(delta: Tensor, a: Tensor, s: float | Tensor, out: Tensor) -> Ten
 
 
 def clamped_rows(gradients: Tensor, s: float | Tensor, out: Tensor) -> Tensor:
-    """out += Σ_b clamp(g_b, -s, s), and returns it: ``gradients`` is (B, P), one a row; ``out`` is (P,)."""
+    """Add Σ_b clamp(g_b, -s, s) to ``out`` (P,), and return it; ``gradients`` is (B, P), one per row."""
     gradients, limit = _ready(gradients), _limit(s, out)
     if gradients.ndim != 2 or out.shape != gradients.shape[1:]:
         shapes = [tuple(one.shape) for one in (gradients, out)]
@@ -81,7 +80,7 @@ def clamped_rows(gradients: Tensor, s: float | Tensor, out: Tensor) -> Tensor:
 
 
 def _by_kernel(many: Callable[..., Tensor], given: tuple[Tensor, ...], limit: Tensor, out: Tensor) -> Tensor:
-    """out += the sum by a Triton kernel, whose shares have as many examples as may be added in float32."""
+    """Add the sum by a Triton kernel, whose shares have as many examples as may be added in float32."""
     most = totals.chain(len(given[0]))
     total = torch.zeros_like(out, dtype=torch.float64)
     for some in zip(*(part.split(_SHARES * most) for part in given), strict=True):
@@ -90,7 +89,7 @@ def _by_kernel(many: Callable[..., Tensor], given: tuple[Tensor, ...], limit: Te
 
 
 def _compiled(delta: Any, a: Any, limits: Any, out: Tensor, threads: int = 1) -> bool:
-    """out += the sum by the kernel in C: in a few pieces that may be added in float32, or in float64."""
+    """Add the sum by the kernel in C: in a few pieces that may be added in float32, or in float64."""
     most, examples = totals.chain(len(delta)), len(delta)
     if examples <= 6 * most:  # a call adds its examples up, and then all of them to the sum: 6 roundings more
         target = out.detach().numpy()

@@ -98,7 +98,7 @@ def _row(
     SPLIT: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """One tile of an example's row: ``ONCE`` if a single step makes it."""
+    """Return one tile of an example's row; ``ONCE`` if a single step makes it."""
     found = tl.zeros([row.shape[0], column.shape[0]], tl.float32)
     site = tl.arange(0, STEP)
     if ONCE:
@@ -136,7 +136,7 @@ def _measured(
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """The square of one tile of one example's row, which is written down if asked to."""
+    """Compute the square of one tile of one example's row, and store the tile if asked to."""
     tile, unit = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
     example, group = unit // groups, unit % groups
     row = tile // across * ROWS + tl.arange(0, ROWS)
@@ -178,7 +178,7 @@ def _summed(
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """One tile of Σ factor · row, over one share of the examples."""
+    """Compute one tile of Σ factor · row, over one share of the examples."""
     unit, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     share, group = unit // groups, unit % groups
     row = tile // across * ROWS + tl.arange(0, ROWS)
@@ -200,7 +200,7 @@ def _summed(
 
 @triton.jit
 def _rooted(squares, norms, tiles, BLOCK: tl.constexpr):
-    """The norm of an example's row from the squares of its tiles."""
+    """Compute the norm of an example's row from the squares of its tiles."""
     example, total = tl.program_id(0).to(tl.int64), tl.zeros([BLOCK], tl.float64)
     for start in range(0, tiles, BLOCK):
         place = start + tl.arange(0, BLOCK)
@@ -226,7 +226,7 @@ def _added(shares, out, count, size, taps, channels, BLOCK: tl.constexpr):
 def _last(
     source, out, low, channels, sites, SPLIT: tl.constexpr, CHANNELS: tl.constexpr, SITES: tl.constexpr
 ):
-    """A tile of an image whose channels are put side by side, as one bfloat16 number or as two."""
+    """Move a tile of an image to channels-last order, as one bfloat16 number or as two."""
     across = tl.cdiv(sites, SITES)
     tiles = tl.cdiv(channels, CHANNELS) * across
     image, tile = (tl.program_id(0) // tiles).to(tl.int64) * channels * sites, tl.program_id(0) % tiles
@@ -243,7 +243,7 @@ def _last(
 
 @triton.jit
 def _halves(source, out, low, size, BLOCK: tl.constexpr):
-    """Float32 numbers as two of bfloat16."""
+    """Split float32 numbers into two of bfloat16."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     found = tl.load(source + place, mask=place < size, other=0.0)
     whole = found.to(tl.bfloat16)
@@ -369,7 +369,7 @@ def measured(delta: Halves, x: Halves, layer: TileGeometry, rows: Tensor | None)
 
 
 def add_sum(delta: Halves, x: Halves, layer: TileGeometry, factors: Tensor, most: int, out: Tensor) -> None:
-    """out += Σ factor · row, in the order of weights (groups, filters, channels, taps).
+    """Add Σ factor · row to ``out``, in the order of weights (groups, filters, channels, taps).
 
     ``most`` are the examples that may be added up in float32. Of a large batch they are few, and shares many:
     not all shares are there at once.
@@ -399,7 +399,7 @@ def add_sum(delta: Halves, x: Halves, layer: TileGeometry, factors: Tensor, most
 
 
 def add_ordered(rows: Tensor, layer: TileGeometry, out: Tensor) -> None:
-    """out += the sum of rows (…, filters, taps, channels), in the order of weights, in float64."""
+    """Add the sum of rows (…, filters, taps, channels) to ``out``, in the order of weights, in float64."""
     taps, size = layer.columns // layer.channels, layer.size
     with torch.cuda.device_of(out):
         _added[(triton.cdiv(size, 512),)](rows, out, len(rows), size, taps, layer.channels, BLOCK=512)

@@ -50,7 +50,7 @@ def _own(
     TILE: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Products of positions with each other: a tile on the diagonal."""
+    """Return products of positions with each other: a tile on the diagonal."""
     found = tl.zeros([TILE, TILE], tl.float32)
     for start in range(first, last, STEP):
         place = start + tl.arange(0, STEP)
@@ -73,7 +73,7 @@ def _cross(
     TILE: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Products of some positions with earlier ones."""
+    """Return products of some positions with earlier ones."""
     found = tl.zeros([TILE, TILE], tl.float32)
     for start in range(first, last, STEP):
         place = start + tl.arange(0, STEP)
@@ -87,7 +87,7 @@ def _cross(
 
 @triton.jit
 def _contract(left, right, out, TILE: tl.constexpr):
-    """Σ_ts of a tile on the diagonal, Σ_t |u_t| |v_t|, and what may be lost of it."""
+    """Store Σ_ts of a tile on the diagonal, Σ_t |u_t| |v_t|, and a bound on its rounding error."""
     tl.store(out, tl.sum(tl.sum(left * right, 1), 0))
     at = tl.arange(0, TILE)
     diagonal = at[:, None] == at[None, :]
@@ -99,7 +99,7 @@ def _contract(left, right, out, TILE: tl.constexpr):
 
 @triton.jit
 def _aside(square, out):
-    """Return what a tile beside the diagonal adds."""
+    """Return the contribution of a tile beside the diagonal."""
     tl.store(out, square)
     tl.store(out + 1, 0.0)
     tl.store(out + 2, 0.0)
@@ -123,7 +123,7 @@ def _tiles(
     TILE: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """One tile of Σ_ts (u_t · u_s)(v_t · v_s), and on the diagonal Σ_t |u_t| |v_t| and what may be lost."""
+    """Compute a tile of Σ_ts (u_t · u_s)(v_t · v_s), on the diagonal also Σ_t |u_t| |v_t| and its error."""
     pair, example = tl.program_id(0) % (tiles * tiles), (tl.program_id(0) // (tiles * tiles)).to(tl.int64)
     row, column = pair // tiles, pair % tiles
     u, v = u + example * u_example, v + example * v_example
@@ -162,7 +162,7 @@ def _parts(
     TILE: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """One tile of x_t · x_s over a part of the width."""
+    """Compute one tile of x_t · x_s over a part of the width."""
     pairs = tiles * tiles
     pair, unit = tl.program_id(0) % pairs, (tl.program_id(0) // pairs).to(tl.int64)
     part, example = unit // examples, unit % examples
@@ -181,7 +181,7 @@ def _parts(
 
 @triton.jit(do_not_specialize=["examples"])
 def _joined(left, right, found, examples, tiles, left_parts, right_parts, TILE: tl.constexpr):
-    """Do what `_tiles` does, from the parts of both matrices."""
+    """Compute the results of `_tiles` from the parts of both matrices."""
     at, pairs = tl.program_id(0).to(tl.int64), tiles * tiles
     pair = tl.program_id(0) % pairs
     row, column = pair // tiles, pair % tiles
@@ -212,7 +212,7 @@ def _roots(
     COARSE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The norm of an example from its tiles, rounded up."""
+    """Compute the norm of an example from its tiles, rounded up."""
     example, place = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     source, inside = found + (example * tiles + place) * 3, place < tiles
     square = tl.sum(tl.load(source, mask=inside, other=0.0).to(tl.float64), 0)
@@ -238,7 +238,7 @@ def _scales(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Σ_t δ_t x̂_t and Σ_t δ_t for a share of an example's positions, x̂ being x normalised."""
+    """Compute Σ_t δ_t x̂_t and Σ_t δ_t for a share of an example's positions; x̂ is x normalised."""
     example, share = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = tl.arange(0, BLOCK)
     inside = (place < width)[None, :]
@@ -262,7 +262,7 @@ def _scales(
 
 @triton.jit
 def _blank(values, good, size, parts, part, BLOCK: tl.constexpr):
-    """Zeros in place of an example that is not good."""
+    """Replace an example that is not good by zeros."""
     example = (tl.program_id(0) // parts).to(tl.int64)
     if tl.load(good + example) == 0:
         first = tl.program_id(0) % parts * part
@@ -274,7 +274,7 @@ def _blank(values, good, size, parts, part, BLOCK: tl.constexpr):
 
 @triton.jit
 def _weighted(values, factors, out, size, BLOCK: tl.constexpr):
-    """An example times its factor; zero where that is zero, whatever the example is."""
+    """Multiply an example by its factor; the result is zero if the factor is, even for NaN."""
     blocks = tl.cdiv(size, BLOCK)
     example = (tl.program_id(0) // blocks).to(tl.int64)
     place = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
@@ -291,7 +291,7 @@ def fits(device: torch.device) -> bool:
 
 
 def norms(u: Tensor, v: Tensor, *, coarse: bool) -> Tensor:
-    """|Σ_t u_t ⊗ v_t| for every example: u is (B, T, p) or, as places in a table, (B, T); v is (B, T, q).
+    """Return |Σ_t u_t ⊗ v_t| per example: u is (B, T, p) or places in a table (B, T); v is (B, T, q).
 
     ``coarse``: in products of eleven bits, and rounded up for a sum in such products.
     """
@@ -340,7 +340,7 @@ def _parts_of(x: Tensor, tiles: int, how: dict[str, Any]) -> Tensor:
 
 
 def norm_sums(x: Tensor, delta: Tensor, eps: float, centred: bool = True) -> tuple[Tensor, Tensor]:
-    """Σ_t δ_t x̂_t and Σ_t δ_t of every example, (B, width) each, with x̂ = (x - mean) / √(variance + eps).
+    """Return Σ_t δ_t x̂_t and Σ_t δ_t, (B, width) each, with x̂ = (x - mean) / √(variance + eps).
 
     Not ``centred``, x̂ = x / √(mean square + eps).
     """
@@ -359,7 +359,7 @@ def norm_sums(x: Tensor, delta: Tensor, eps: float, centred: bool = True) -> tup
 
 
 def blank(values: Tensor, good: Tensor) -> None:
-    """Overwrites the examples that are not good with zeros; others are not read."""
+    """Overwrite examples that are not good by zeros; others are not read."""
     size = values[0].numel()
     part = triton.cdiv(triton.cdiv(size, 8), 1024) * 1024
     parts = triton.cdiv(size, part)
@@ -368,7 +368,7 @@ def blank(values: Tensor, good: Tensor) -> None:
 
 
 def weighted(values: Tensor, factors: Tensor) -> Tensor:
-    """Return every example times its factor, and zeros where that is zero."""
+    """Return every example times its factor; zeros if the factor is zero."""
     values, size = values.contiguous(), values[0].numel()
     out = torch.empty_like(values)
     with torch.cuda.device_of(values):

@@ -9,13 +9,10 @@ the counter), a block into eight words, a word into a sample: its first bit is t
 for all uniforms u that begin with them, and |Z| = -Φ⁻¹(u/2). The quantile is a rational function of 1 - u
 above u = 0.2 and of √-log(u/2) below, fitted to a relative error under 2⁻⁵⁶. Rounding brings that to less
 than 2⁻⁵⁰, which the tests hold it to; `ERROR` allows 2⁻⁴⁹. Where a cell edge is within that error, or within
-the width of the word's interval, the kernel does not decide: it notes the place, and `noise_pool.settle`
-decides from the same word in exact arithmetic.
+the width of the word's interval, the kernel does not decide: it notes the place, and
+`farthing.torch.kernels.noise.settle` decides from the same word in exact arithmetic.
 
-A Triton kernel: AdaDP's step, all of it in one pass over the coordinates.
-
-Imported only where Triton is installed; see `farthing.torch.kernels.lattice_noise`. Tensors must be
-contiguous.
+**AdaDP.** `adapted` takes a step of AdaDP in one pass over the coordinates.
 """
 
 import struct
@@ -52,7 +49,7 @@ def _quarter(a, b, c, d):
 
 @triton.jit
 def _chacha(k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, n3):
-    """The block function: the key, and the counter and nonce as a vector a lane."""
+    """Return ChaCha20's block function of a key, and of counter and nonce, a vector per lane."""
     zero = n0 ^ n0
     c0, c1, c2, c3 = zero + 0x61707865, zero + 0x3320646E, zero + 0x79622D32, zero + 0x6B206574
     k0, k1, k2, k3 = zero + k0, zero + k1, zero + k2, zero + k3
@@ -81,7 +78,7 @@ def _word(low, high):
 
 @triton.jit
 def _half_normal(odd):
-    """|Z| for u = odd / 2^64, with a relative error below `ERROR`."""
+    """Return |Z| for u = odd / 2^64, with a relative error below `ERROR`."""
     u = odd.to(tl.float64) * 5.421010862427522e-20
     q = ((odd ^ odd) - odd).to(tl.float64) * 5.421010862427522e-20  # 1 - u, of the same word
     t = 0.64 - q * q
@@ -134,7 +131,7 @@ def _half_normal(odd):
 
 @triton.jit
 def _nearest(word, stretch):
-    """round(stretch Z), and whether it is certain."""
+    """Return round(stretch Z), and whether the rounding is certain."""
     x, u = _half_normal((word << 1) | 1)
     scaled = x * stretch
     shifted = scaled + _MAGIC
@@ -147,7 +144,7 @@ def _nearest(word, stretch):
 
 @triton.jit
 def _emit(out, place, size, word, stretch):
-    """Stores the sample of a word; says where it is open."""
+    """Store the sample of a word; return where its rounding is open."""
     cell, certain = _nearest(word, stretch)
     inside = place < size
     tl.store(out + place, cell.to(out.dtype.element_ty), mask=inside)
@@ -162,7 +159,7 @@ def _note(places, place, doubt, most):
 
 @triton.jit(do_not_specialize=["size", "stretch", "most", "k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7"])
 def _gaussian(out, places, size, stretch, most, k0, k1, k2, k3, k4, k5, k6, k7, LANES: tl.constexpr):
-    """out[i] = round(stretch Z_i); places[0] counts the open ones, and the rest says where they are."""
+    """Store round(stretch Z_i) in ``out``; places[0] counts open samples, whose positions follow."""
     program = tl.program_id(0).to(tl.int64)
     block = program * LANES + tl.arange(0, LANES)
     counter, carry = block.to(tl.uint32), (block >> 32).to(tl.uint32)
@@ -198,7 +195,7 @@ def _gaussian(out, places, size, stretch, most, k0, k1, k2, k3, k4, k5, k6, k7, 
 
 @triton.jit(do_not_specialize=["size", "inverse", "cell"])
 def _release(total, noise, scale, out, size, inverse, cell, VECTOR: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum on the grid, noise added, as floats. A sum that is not a number counts as zero."""
+    """Store the sum on the grid plus noise, as floats; a sum that is not a number counts as zero."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
     wide, by = cell.to(tl.float64, bitcast=True), inverse.to(tl.float64, bitcast=True)
@@ -209,7 +206,7 @@ def _release(total, noise, scale, out, size, inverse, cell, VECTOR: tl.constexpr
 
 @triton.jit
 def _on_grid(total, scale, place, inside, cell, inverse, VECTOR: tl.constexpr):
-    """Return a sum in cells of the grid, and a cell's width; what is not a number counts as zero."""
+    """Return a sum in cells of the grid, and a cell's width; NaN counts as zero."""
     x = tl.load(total + place, mask=inside, other=0.0).to(tl.float64)
     width = cell
     if VECTOR:
@@ -224,7 +221,7 @@ def _on_grid(total, scale, place, inside, cell, inverse, VECTOR: tl.constexpr):
 
 @triton.jit
 def _add_to(total, scale, place, size, word, stretch, cell, inverse, VECTOR: tl.constexpr):
-    """Replaces a sum by its release, unless the sample of the word is open; says where it is."""
+    """Replace a sum by its release, unless the sample of its word is open; return where it is open."""
     noise, certain = _nearest(word, stretch)
     inside = place < size
     cells, width = _on_grid(total, scale, place, inside, cell, inverse, VECTOR)
@@ -254,7 +251,7 @@ def _noisy(
     VECTOR: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """What `_gaussian` and `_release` do, in the sum's own memory and without a sample written down."""
+    """Draw and release as `_gaussian` and `_release` do, in the sum's memory, without storing samples."""
     program = tl.program_id(0).to(tl.int64)
     block = program * LANES + tl.arange(0, LANES)
     counter, carry = block.to(tl.uint32), (block >> 32).to(tl.uint32)
@@ -291,7 +288,7 @@ def _noisy(
 
 @triton.jit(do_not_specialize=["k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "n0", "n1", "n2", "n3"])
 def _blocks(out, k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, n3, LANES: tl.constexpr):
-    """Eight words a block, from the counter n0 on: the cipher by itself, for its tests."""
+    """Store eight words per block, from the counter n0 on: the cipher alone, for its tests."""
     lane = tl.arange(0, LANES)
     counter = lane.to(tl.uint32) + n0.to(tl.uint32, bitcast=True)
     zero = counter ^ counter
@@ -320,7 +317,7 @@ def _blocks(out, k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, n3, LANES: tl.const
 
 
 def blocks(key: bytes, counter: int, nonce: bytes, count: int, device: torch.device) -> Tensor:
-    """``count`` blocks of ChaCha20's key stream (a power of two), eight words each."""
+    """Return ``count`` blocks of ChaCha20's key stream (a power of two), eight words each."""
     out = torch.empty(count, 8, dtype=torch.int64, device=device)
     words = struct.unpack("<8i", key) + struct.unpack("<i", struct.pack("<I", counter))
     with torch.cuda.device_of(out):
@@ -331,7 +328,7 @@ def blocks(key: bytes, counter: int, nonce: bytes, count: int, device: torch.dev
 def gaussian(
     key: bytes, size: int, bits: int, device: torch.device, room: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """round(2^bits Z), ``size`` times, in ``room`` if it fits; and how many are open, with their places."""
+    """Return ``size`` samples round(2^bits Z), in ``room`` if it fits, and the places of open ones."""
     kind = torch.int32 if bits <= NARROW else torch.int64
     fits = room is not None and room.shape == (size,) and room.dtype == kind and room.device == device
     out = room if fits else torch.empty(size, dtype=kind, device=device)
@@ -366,7 +363,7 @@ def block_of(place: int) -> tuple[int, int]:
 
 
 def release(total: Tensor, noise: Tensor, scale: Tensor | None, cell: float) -> Tensor:
-    """(round(total / scale / cell) + noise) · cell · scale, as float32."""
+    """Return (round(total / scale / cell) + noise) · cell · scale, as float32."""
     out = torch.empty_like(total, dtype=torch.float32)
     grid = (triton.cdiv(total.numel(), 1024),)
     each = total if scale is None else scale

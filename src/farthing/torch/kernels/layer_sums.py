@@ -40,7 +40,7 @@ def _depthwise(
     STEP: tl.constexpr,
     FILTERS: tl.constexpr,
 ):
-    """Σ over windows of δ · window for one image, some filters that see one channel each, and a row of taps.
+    """Sum δ · window over one image's windows, for filters that see one channel each, and a row of taps.
 
     Positions are added up where they lie in a tile, and the tile at the end.
     """
@@ -72,7 +72,7 @@ def _depthwise(
 def _groups(
     x, delta, out, groups, channels, sites, eps, EACH: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr
 ):
-    """Σ δ x̂ and Σ δ over the places of every channel of one group of one image, x̂ being x normalised."""
+    """Compute Σ δ x̂ and Σ δ per channel of one group of one image; x̂ is x normalised."""
     image, group = (tl.program_id(0) // groups).to(tl.int64), tl.program_id(0) % groups
     row, count = tl.arange(0, ROWS), EACH * sites
     source = (image * channels + group * EACH) * sites
@@ -143,7 +143,7 @@ def depthwise(shape: ConvolutionShape, delta: Tensor, x: Tensor) -> Tensor:
 
 @triton.jit
 def _last(source, out, channels, sites, CHANNELS: tl.constexpr, SITES: tl.constexpr):
-    """A tile of an image whose channels are put side by side."""
+    """Move a tile of an image to channels-last order."""
     across = tl.cdiv(sites, SITES)
     tiles = tl.cdiv(channels, CHANNELS) * across
     image, tile = (tl.program_id(0) // tiles).to(tl.int64) * channels * sites, tl.program_id(0) % tiles
@@ -171,7 +171,7 @@ def channels_last(x: Tensor) -> Tensor:
 
 
 def group_sums(x: Tensor, delta: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
-    """Σ δ x̂ and Σ δ of every image and channel, (images, channels) each, for group normalisation."""
+    """Return Σ δ x̂ and Σ δ of every image and channel, (images, channels) each, for group normalisation."""
     images, channels = x.shape[:2]
     sites, each = x[0, 0].numel(), channels // groups
     out = torch.empty(2, images, channels, device=x.device, dtype=torch.float32)
@@ -189,7 +189,7 @@ def group_sums(x: Tensor, delta: Tensor, groups: int, eps: float) -> tuple[Tenso
 
 
 _RESIDENT = 4  # programs of `_outer` that a processor has registers for
-_ADDING = 0.03  # what it costs to add up a tile, in examples
+_ADDING = 0.03  # the cost of adding up a tile, in examples
 
 
 @triton.jit
@@ -217,7 +217,7 @@ def _outer(
     DOWN: tl.constexpr,
     ACROSS: tl.constexpr,
 ):
-    """Σ_b clamp(delta_b a_bᵀ, ±limit): one tile, one share of the examples.
+    """Compute Σ_b clamp(delta_b a_bᵀ, ±limit): one tile, one share of the examples.
 
     A tile has four dimensions, of which the last two are spread over threads and the first two stay in a
     thread's registers: it then loads DOWN + ACROSS numbers an example for DOWN · ACROSS products.
@@ -262,7 +262,7 @@ def _dots(
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Σ_b clamp(Σ_t delta_bt a_btᵀ, ±limit): one tile, one share of the examples."""
+    """Compute Σ_b clamp(Σ_t delta_bt a_btᵀ, ±limit): one tile, one share of the examples."""
     across = tl.cdiv(columns, COLUMNS)
     tiles = across * tl.cdiv(rows, ROWS)
     tile, share = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
@@ -301,7 +301,7 @@ def _rows(
     ASM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Σ_b clamp(gradients_b, ±limit): some columns, one share of the examples."""
+    """Compute Σ_b clamp(gradients_b, ±limit): some columns, one share of the examples."""
     tiles = tl.cdiv(columns, BLOCK)
     column = tl.program_id(0) % tiles * BLOCK + tl.arange(0, BLOCK)
     share = (tl.program_id(0) // tiles).to(tl.int64)
@@ -319,7 +319,7 @@ def _rows(
 
 
 def clamped_outer(delta: Tensor, a: Tensor, limit: Tensor, most: int = 2**31) -> Tensor:
-    """Σ_b clamp(delta_b a_bᵀ, ±limit): delta is (B, O), a (B, I), limit (O, I) or one number."""
+    """Return Σ_b clamp(delta_b a_bᵀ, ±limit): delta is (B, O), a (B, I), limit (O, I) or one number."""
     (examples, rows), columns = delta.shape, a.shape[1]
     down = min(4, triton.next_power_of_2(triton.cdiv(rows, 16)))
     tiles = triton.cdiv(columns, 64) * triton.cdiv(rows, 16 * down)
@@ -334,7 +334,7 @@ def clamped_outer(delta: Tensor, a: Tensor, limit: Tensor, most: int = 2**31) ->
 
 
 def clamped_dots(delta: Tensor, a: Tensor, limit: Tensor, most: int = 2**31) -> Tensor:
-    """Σ_b clamp(Σ_t delta_bt a_btᵀ, ±limit): delta is (B, T, O), a (B, T, I), limit (O, I) or one number."""
+    """Return Σ_b clamp(Σ_t delta_bt a_btᵀ, ±limit); delta (B, T, O), a (B, T, I), limit (O, I) or one."""
     (examples, positions, rows), columns = delta.shape, a.shape[2]
     tiles = triton.cdiv(columns, 64) * triton.cdiv(rows, 64)
     shares, part = _shares(examples, tiles, processors(delta.device), most)
@@ -347,7 +347,7 @@ def clamped_dots(delta: Tensor, a: Tensor, limit: Tensor, most: int = 2**31) -> 
 
 
 def clamped_rows(gradients: Tensor, limit: Tensor, most: int = 2**31) -> Tensor:
-    """Σ_b clamp(gradients_b, ±limit): gradients are (B, P), limit (P,) or one number."""
+    """Return Σ_b clamp(gradients_b, ±limit): gradients are (B, P), limit (P,) or one number."""
     examples, columns = gradients.shape
     tiles = triton.cdiv(columns, 256)
     shares, part = _shares(examples, tiles, processors(gradients.device), most)
@@ -362,7 +362,7 @@ def clamped_rows(gradients: Tensor, limit: Tensor, most: int = 2**31) -> Tensor:
 
 @functools.lru_cache(4096)
 def _shares(examples: int, tiles: int, slots: int, most: int = 2**31) -> tuple[int, int]:
-    """Into how many shares of how many examples (``most``) to cut the work, of which so many run at once.
+    """Return the number of shares of the work, ``slots`` of which run at once, and the examples in each.
 
     They come in waves, and one that is not full takes nearly as long; a share costs as much as adding it up.
     """

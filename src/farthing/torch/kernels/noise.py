@@ -5,25 +5,22 @@ the same way: the sum is rounded to a grid, integer noise is added, and only the
 Its noise is larger by ``slack``, 2⁻⁷, because a model's gradients are float32:
 `farthing.torch.kernels.totals` has the theorem on their sums, and what it takes as given.
 
-Noise is drawn ahead (`noise_pool`), since it does not depend on data.
-
 >>> from farthing.queries.bounds import ClipNorm
 >>> from farthing.noise.lattice import SeededStream
 >>> released = TensorGaussian(1.0).release(torch.zeros(1000), ClipNorm(2.0), SeededStream(1))
 >>> released.dtype, bool(1.8 < released.std() < 2.2)
 (torch.float32, True)
 
-Noise drawn ahead: what the next releases need is drawn while the model computes.
+**Noise pool.** The noise of the next releases is drawn while the model computes. Noise does not depend on
+data, so it need not wait for the sum, and noise that was drawn earlier reveals nothing by the time that it
+took. On a CPU a thread draws the noise for small sums (`farthing.noise.lattice`); that of large sums takes 2
+nanoseconds per number and is drawn when it is added, because it would otherwise take memory beside the
+model's activations. On a GPU a kernel draws it beside the model's work
+(`farthing.torch.kernels.lattice_noise`); the CPU settles roundings that the kernel leaves open, exactly and
+from the same words, before the noise is used.
 
-Noise does not depend on data, so it need not wait for the sum; and noise that was there before says nothing
-by how long it took. On a CPU a thread of its own draws it (`farthing.noise.lattice`), for small sums: that of
-large ones, 2 nanoseconds a number, is drawn where it is added, since it would be held beside the model's
-activations otherwise. On a GPU a kernel does
-(`kernels`), beside the model's work; roundings that it leaves open are settled exactly by the CPU, from the
-same words, before the noise is used.
-
-How much is drawn, under which key and in which order, is decided when noise is asked for and never by who is
-faster: a seeded run repeats itself. Noise is used once. A forked child drops what its parent has drawn.
+The amount, the key and the order of draws are fixed when noise is requested and never depend on timing, so a
+seeded run can be repeated. Noise is used once. A forked child drops the noise that its parent has drawn.
 """
 
 import functools
@@ -55,7 +52,7 @@ from farthing.torch.kernels.totals import SLACK
 _AHEAD = {"cpu": 2**16, "cuda": 3 * 2**20}  # samples in a draw at most, or those of one release
 _SMALL = 2**21  # samples of a release up to which a GPU has two draws ahead: Python would wait for one
 _RELEASES = 64  # whose noise is drawn ahead at most
-_SHELVES = 4  # kinds of release whose noise is kept ahead, a stream
+_POOLS = 4  # kinds of release whose noise is kept ahead, a stream
 _CHUNK = 2**17  # coordinates at a time on a CPU: they stay in the cache
 _HUGE = {"cpu": 2**16, "cuda": 2**25}  # coordinates from which noise is added in the sum's memory, never held
 _HUGE_SHARE = 2.0**-9  # of the noise, by which a coarser grid may enlarge it, on as many as on a GPU
@@ -64,14 +61,14 @@ _LARGEST = 2.0**52  # cells: whole numbers up to here add up exactly in float64
 
 
 def release(stream: Stream, total: Tensor, scale: Tensor | None, cell: float, bits: int) -> Tensor:
-    """(round(total / scale / cell) + round(2^bits Z)) · cell · scale, as float32."""
+    """Return (round(total / scale / cell) + round(2^bits Z)) · cell · scale, as float32."""
     if total.numel() >= _HUGE.get(total.device.type, _HUGE["cuda"]):
         return _in_place(stream, total.detach().contiguous(), scale, cell, bits)
 
     def add(noise: Tensor) -> Tensor:
         return released(total, noise, scale, cell)
 
-    return _shelf(stream, total.numel(), bits, total.device).used(stream, total.numel(), total.device, add)
+    return _pool_of(stream, total.numel(), bits, total.device).used(stream, total.numel(), total.device, add)
 
 
 def _in_place(stream: Stream, total: Tensor, scale: Tensor | None, cell: float, bits: int) -> Tensor:
@@ -100,11 +97,11 @@ def _in_place(stream: Stream, total: Tensor, scale: Tensor | None, cell: float, 
 
 def drawn(stream: Stream, size: int, bits: int, device: torch.device) -> Tensor:
     """Return round(2^bits Z) of each coordinate, in memory of its own."""
-    return _shelf(stream, size, bits, device).used(stream, size, device, Tensor.clone)
+    return _pool_of(stream, size, bits, device).used(stream, size, device, Tensor.clone)
 
 
 def released(total: Tensor, noise: Tensor, scale: Tensor | None, cell: float) -> Tensor:
-    """(round(total / scale / cell) + noise) · cell · scale, with whole numbers held exactly in float64."""
+    """Return (round(total / scale / cell) + noise) · cell · scale, with exact integers in float64."""
     total = total.detach()
     if total.is_cuda and has_triton():
         from farthing.torch.kernels import lattice_noise
@@ -222,7 +219,7 @@ class _Launched:
 
         self._key, self._bits, self._block_of = key, bits, lattice_noise.block_of
         self._queue = queue = _queues.get(device) or _queues.setdefault(device, torch.cuda.Stream(device))
-        queue.wait_stream(torch.cuda.current_stream(device))  # whoever reads the old noise comes first
+        queue.wait_stream(torch.cuda.current_stream(device))  # work that reads the old noise comes first
         with torch.cuda.stream(queue):
             self._noise, places = lattice_noise.gaussian(key, size, bits, device, room)
             self._places = torch.empty(places.shape, dtype=torch.int64, pin_memory=True)
@@ -230,7 +227,7 @@ class _Launched:
             self._done = queue.record_event()
 
     def result(self, stream: Stream) -> Tensor:
-        """The noise with every rounding settled; more bits of a word, if need be, come from the stream."""
+        """Return the noise with every rounding settled, by more bits of a word from the stream if needed."""
         self._done.synchronize()
         key, self._key = self._key, b""
         here = torch.cuda.current_stream(self._noise.device)
@@ -258,7 +255,7 @@ def decide(
     bits: int,
     block_of: Callable[[int], tuple[int, int]],
 ) -> None:
-    """Settles the samples that a kernel left open: ``places`` begins with their number."""
+    """Settle the samples that a kernel left open; ``places`` begins with their number."""
     found = open_places(places)
     if not found:
         return
@@ -283,7 +280,7 @@ def _word(key: bytes, block: int, word: int) -> int:
     return int.from_bytes(cipher.encryptor().update(bytes(64))[8 * word : 8 * word + 8], "little")
 
 
-class _Shelf:
+class _NoisePool:
     """The noise ahead for one kind of release, drawn once the kind has been asked for twice."""
 
     def __init__(self, bits: int) -> None:
@@ -311,28 +308,28 @@ class _Shelf:
 
 
 _queues: dict[torch.device, Any] = {}  # beside the work of the model, one a GPU
-_stocks: "weakref.WeakKeyDictionary[Stream, dict[Any, _Shelf]]" = weakref.WeakKeyDictionary()
+_pools: "weakref.WeakKeyDictionary[Stream, dict[Any, _NoisePool]]" = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 _process = os.getpid()
 
 
-def _shelf(stream: Stream, size: int, bits: int, device: torch.device) -> _Shelf:
+def _pool_of(stream: Stream, size: int, bits: int, device: torch.device) -> _NoisePool:
     if _process != os.getpid():  # a fork that bypassed Python's hooks
         _drop_in_child()
     with _lock:
-        shelves = _stocks.setdefault(stream, {})
-        shelf = shelves.get((size, bits, device))
-        if shelf is None:
-            shelf = shelves[size, bits, device] = _Shelf(bits)
-            if len(shelves) > _SHELVES:
-                shelves.pop(next(iter(shelves)))
-        return shelf
+        pools = _pools.setdefault(stream, {})
+        pool = pools.get((size, bits, device))
+        if pool is None:
+            pool = pools[size, bits, device] = _NoisePool(bits)
+            if len(pools) > _POOLS:
+                pools.pop(next(iter(pools)))
+        return pool
 
 
 def _drop_in_child() -> None:
-    """A forked child must not use what its parent will: it begins with nothing ahead."""
-    global _stocks, _lock, _process
-    _stocks, _lock, _process = weakref.WeakKeyDictionary(), threading.Lock(), os.getpid()
+    """Drop all noise drawn ahead in a forked child, since its parent will use it."""
+    global _pools, _lock, _process
+    _pools, _lock, _process = weakref.WeakKeyDictionary(), threading.Lock(), os.getpid()
 
 
 if hasattr(os, "register_at_fork"):
@@ -426,7 +423,7 @@ class FloatGaussian(TensorGaussian):
     on_lattice: ClassVar[bool] = False
 
     def release(self, total: Any, bound: Any, stream: Stream, turn: int = 0) -> Any:
-        """total + noise · bound · N(0, 1), in float32."""
+        """Return total + noise · bound · N(0, 1), in float32."""
         scale = checked(total, bound)
         generator = torch.Generator(total.device)
         generator.manual_seed(int(stream.integers(1)[0] >> np.uint64(1)))

@@ -85,7 +85,7 @@ def windows(x: Tensor, delta: Tensor, layer: Geometry, rows: Tensor | None, exam
 
 
 def window_sums(x: Tensor, delta: Tensor, layer: Geometry, factors: Tensor, out: Tensor) -> None:
-    """out += Σ factor · gradient, (groups · height · width), of rows made again and added in float64."""
+    """Add Σ factor · gradient to ``out``, (groups · height · width), from rows made again, in float64."""
     shape, examples = layer.shape, factors.shape[0]
     kernel, inputs, factors = _kernel("window_sums"), layer.pointers(x, delta), factors.contiguous()
     threads = max(1, min(torch.get_num_threads(), shape.width // 64))
@@ -135,12 +135,12 @@ def fused(device: torch.device, positions: int = 1) -> bool:
 
 
 def where(good: Tensor, values: Tensor) -> Tensor:
-    """Return each example that is good, and zeros."""
+    """Return each example that is good, and zeros for the others."""
     return torch.where(good.view(-1, *(1,) * (values.ndim - 1)), values, 0.0)
 
 
 def blanked(good: Tensor, values: Tensor) -> Tensor:
-    """Do what `where` does, in place: on a GPU good examples are not even read."""
+    """Replace examples that are not good by zeros, in place: on a GPU good examples are not even read."""
     if not fused(values.device) or not values.is_contiguous():
         return where(good, values)
     from farthing.torch.kernels import grams
@@ -152,7 +152,7 @@ def blanked(good: Tensor, values: Tensor) -> Tensor:
 def group_sums(
     x: Tensor, delta: Tensor, groups: int, eps: float, gamma: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Σ δ x̂ and Σ δ of every image and channel, by the kernel in C; x̂ is x normalised over its group.
+    """Return Σ δ x̂ and Σ δ of every image and channel, by the kernel in C; x̂ is x normalised over its group.
 
     With ``gamma``, the scale of the channels, the third is the gradient of x, where δ is that of γ x̂.
     """
@@ -166,7 +166,7 @@ def group_sums(
 
 
 def norm_sums(x: Tensor, delta: Tensor, eps: float, centred: bool) -> tuple[Tensor, Tensor]:
-    """Σ δ x̂ and Σ δ over the positions of every example, (examples, positions, width), by the kernel in C."""
+    """Return Σ δ x̂ and Σ δ over positions, for (examples, positions, width), by the kernel in C."""
     found = torch.empty(2, len(x), x.shape[2], dtype=torch.float32)
     places = x.contiguous(), delta.contiguous()
     numbers = *x.shape, eps, centred
@@ -189,7 +189,7 @@ def _kernel(name: str) -> Callable[..., object]:
 
 
 def scaled_squares(u: Tensor, v: Tensor, inverse: Tensor) -> Tensor:
-    """Σ_ij inverse_ij u_bi² v_bj² of every row b: squared norms of u ⊗ v, its coordinates weighted.
+    """Return Σ_ij inverse_ij u_bi² v_bj² of every row b: squared norms of u ⊗ v, its coordinates weighted.
 
     Squares are rounded up by 2⁻¹⁰⁰: tiny factors beside huge ones count, and no product is denormal.
 

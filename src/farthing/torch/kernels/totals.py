@@ -39,16 +39,16 @@ of positions, and the slack covers it for small batches only.
 ...     chain()
 88
 
-Matrix products in the order in which a CPU is quick: its libraries want the wide side of a result inside.
+**Order of products.** CPU libraries are fast if the wide side of a result is the inner one: a result with a
+few columns leaves vector registers half empty, and its transpose does not. Both orders give the same sums, up
+to rounding.
 
-A result with a few columns leaves vector registers half empty; its transpose does not. Both give the same
-sums, to rounding.
+**Precision.** A GPU may round factors of float32 products to ten bits (TF32) if that is allowed, and a CPU
+with matrix units to seven (bfloat16). Sums on a CPU are always computed in full float32 (`exact`).
 
-How precisely a device multiplies float32: a GPU may round factors to ten bits (TF32) where that is allowed,
-and a CPU with matrix units to seven (bfloat16). Sums on a CPU are `exact` as a whole.
-
-A norm and the sum that it bounds may be found in different ways. Where both are coarse they differ by what
-their products lose, and norms are rounded up by that; where that is not done, both are made `exact`.
+A norm and the sum that it bounds may be computed in different ways. If both are coarse, they differ by the
+rounding of their products, and norms are rounded up by that amount; where norms are not rounded up, both are
+computed in full float32 (`exact`).
 """
 
 import threading
@@ -75,7 +75,7 @@ def coarse(device: torch.device) -> bool:
 
 @contextmanager
 def exact(device: torch.device) -> Iterator[None]:
-    """Products and convolutions in full float32: a GPU may be allowed TF32, and a CPU bfloat16."""
+    """Compute products in full float32 for a while, even if a GPU may use TF32, or a CPU bfloat16."""
     settings = _precisions(device)
     before = [getattr(kind, name) for kind, name, _ in settings]
     try:
@@ -88,7 +88,7 @@ def exact(device: torch.device) -> Iterator[None]:
 
 
 def exact_on_cpu(device: torch.device) -> AbstractContextManager[None]:
-    """Products and convolutions on a CPU in full float32, whatever PyTorch is allowed; GPUs as they are."""
+    """Compute products on a CPU in full float32 for a while; a GPU's precision is unchanged."""
     return exact(device) if device.type == "cpu" else nullcontext()
 
 
@@ -185,7 +185,7 @@ def product(
     wide: Tensor | None = None,
     double: bool = False,
 ) -> Tensor:
-    """uᵀ v, in ``out`` if it is given: a row of both is an example's term, or one of several.
+    """Return uᵀ v, in ``out`` if given; a row of both is an example's term, or one of several.
 
     ``wide`` are the examples of several rows that cancel by more than `blocks.cancelling`; None: unknown.
     ``double``: the result is added to another that may cancel it, so that on a CPU it is not rounded before.
@@ -208,7 +208,7 @@ def product(
 
 
 def _tree(u: Tensor, v: Tensor, rows: int, out: Tensor | None) -> Tensor:
-    """uᵀ v in pieces of at most so many rows, which a binary tree adds up, in memory that is used again."""
+    """Return uᵀ v, summed by a binary tree of pieces of at most ``rows`` rows, in memory that is reused."""
     pieces = -(-len(u) // rows)
     if pieces == 1:
         return torch.mm(u.t(), v, out=out)
@@ -225,7 +225,7 @@ def _tree(u: Tensor, v: Tensor, rows: int, out: Tensor | None) -> Tensor:
 
 
 def _join(held: list[tuple[int, Tensor]], free: list[Tensor]) -> None:
-    """Adds the last sum to the one before it."""
+    """Add the last sum to the one before it."""
     _, last = held.pop()
     k, before = held.pop()
     held.append((k + 1, before.add_(last)))
@@ -233,7 +233,7 @@ def _join(held: list[tuple[int, Tensor]], free: list[Tensor]) -> None:
 
 
 def weighted(rows: Tensor, factors: Tensor) -> Tensor:
-    """Σ factor · row, in float32.
+    """Return Σ factor · row, in float32.
 
     >>> weighted(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1.0, 0.5]))
     tensor([2.5000, 4.0000])
@@ -265,7 +265,7 @@ class Parts:
         self._total: Tensor | None = None
 
     def put(self, part: Tensor) -> None:
-        """Adds a part, whose memory may be used again."""
+        """Add a part, whose memory may be used again."""
         self._total = part.double() if self._total is None else self._total.add_(part)
 
     def whole(self, last: Tensor) -> Tensor:
@@ -285,7 +285,7 @@ def add_product(
     examples: int | None = None,
     wide: Tensor | None = None,
 ) -> None:
-    """out += uᵀ v, or out = uᵀ v where it is ``empty``; rounded as `farthing.torch.kernels.totals` says.
+    """Add uᵀ v to ``out``, or write it there if ``empty``, with the rounding that the module describes.
 
     A row of both is an example's term, or one of several where there are fewer ``examples`` than rows.
 
@@ -338,7 +338,7 @@ def without_denormal(factors: Tensor) -> Tensor:
 
 
 def add_rows(ids: Tensor, values: Tensor, table: Tensor, factors: Tensor) -> None:
-    """table[id] += factor · value for each id, in float64, rounded once; others are left out.
+    """Add factor · value to table[id] for each valid id, in float64, rounded once.
 
     Values may cancel: what they leave must not be the rounding of their products.
 

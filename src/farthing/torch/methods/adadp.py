@@ -179,7 +179,7 @@ class AdaDP(DPAdam):
         return self._bound[1]
 
     def scales(self) -> list[Tensor] | None:
-        """√E' of every parameter, kept between floor and ceiling; None while E' is noise."""
+        """Return √E' of every parameter, between floor and ceiling; None while E' is noise."""
         root, _, (stands, _) = self._measured()
         return None if root is None or not stands else self._layout.views(root.clone())
 
@@ -190,7 +190,7 @@ class AdaDP(DPAdam):
         return ClipCoordinates(scale) if self._shape is Shape.BOX else ClipNorm(clip, scale=scale)
 
     def _measured(self) -> tuple[Tensor | None, Tensor | None, tuple[float, float]]:
-        """√E' and the scale that goes with it; whether E' exceeds its noise, and the clip.
+        """Return √E' and the scale that goes with it; whether E' exceeds its noise, and the clip.
 
         The two numbers are the only ones that anybody waits for.
         """
@@ -214,7 +214,7 @@ class AdaDP(DPAdam):
         levels, edges = _means(signals), 3 * clutters * (2 / (held.batches * held.sizes)).sqrt()
         stands = levels > edges
         squares = _pooled(signals, self._estimate, 2 * clutters**2 / held.batches)
-        # what does not stand out of the noise is taken to be as large as the noise can hide
+        # a value hidden by noise counts as the largest that the noise can hide
         levels = torch.where(stands, levels, edges.clamp_min(_TINY))
         least = torch.where(stands, self._floor**2 * levels, levels)
         most = torch.where(stands, self._ceiling**2 * levels, levels)
@@ -236,7 +236,7 @@ class AdaDP(DPAdam):
         return (root / half).sqrt(), self._clip.clip * half / whole.sqrt()
 
     def _move(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """All parameters at once: their steps are a few launches on a GPU, not a few for each."""
+        """Move all parameters at once, in a few launches on a GPU, not a few for each parameter."""
         states = [self.state[parameter] for parameter in parameters]
         held = self._held(parameters, states)
         for state in states:
@@ -276,7 +276,7 @@ class _Held:
         self._constants: tuple[float, ...] = ()
 
     def hear(self, told: list[float | Tensor]) -> None:
-        """The deviation of each parameter's noise, from now on."""
+        """Set the deviation of each parameter's noise, from now on."""
         if len(told) == len(self._told) and all(map(operator.is_, told, self._told)):
             return
         self._told, device = told, self.flat.device
@@ -380,7 +380,7 @@ def AdaN(
 
 
 def mean(values: Tensor) -> Tensor:
-    """Summed in float64."""
+    """Return the mean, summed in float64."""
     return values.mean(dtype=torch.float64)
 
 
@@ -392,7 +392,7 @@ def adapted(
     square: Tensor | None,
     rates: tuple[float, float, float, float],
 ) -> Tensor:
-    """The step that follows from a released gradient; states that are given go on to the next batch in place.
+    """Return the step that follows from a released gradient, and update the given states in place.
 
     ``rates`` are the momentum of ``mean``, 1 - γ' by which ``signal`` E' moves, 1 - γ of ``square`` E, ε₀.
     """
@@ -417,7 +417,7 @@ def _means(values: list[Tensor]) -> Tensor:
 
 
 def _pooled(squares: list[Tensor], estimate: Estimate, doubts: Tensor) -> list[Tensor]:
-    """Mean squares by coordinate, by rows and columns, or one; ``doubts`` are a coordinate's variances."""
+    """Return mean squares by coordinate, by rows and columns, or one; ``doubts`` are their variances."""
     if estimate is Estimate.LAYER:
         return list(_means(squares))
     pools = [_pools(square, estimate) for square in squares]
@@ -438,7 +438,7 @@ def _pooled(squares: list[Tensor], estimate: Estimate, doubts: Tensor) -> list[T
 
 
 def _pools(square: Tensor, estimate: Estimate) -> list[Tensor]:
-    """The estimates that a parameter's is made of: its coordinates, or means of rows and of columns."""
+    """Return the estimates that a parameter's is made of: its coordinates, or means of rows and columns."""
     if estimate is Estimate.COORDINATE or square.ndim < 2:
         return [square]
     matrix = square.flatten(1)
@@ -446,7 +446,7 @@ def _pools(square: Tensor, estimate: Estimate) -> list[Tensor]:
 
 
 def _trusted(pools: list[Tensor], doubts: Tensor) -> list[Tensor]:
-    """Estimates drawn to their mean, by the part of their variance that is noise (Stein's shrinkage)."""
+    """Return estimates shrunk to their mean, by the part of their variance that is noise (Stein)."""
     spreads, means = zip(*(torch.var_mean(pool, correction=0) for pool in pools), strict=True)
     spread = torch.stack(spreads)
     parts = torch.where(spread > 0, 1 - doubts / spread, 0.0).clamp_min(0)

@@ -179,7 +179,7 @@ def dpagd(
     rho: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Iterator[Step]:
-    """Steps until the budget is spent; ``splits`` is how many rounds it pays for if nothing is bought again.
+    """Take steps until the budget is spent; it pays for ``splits`` rounds if no gradient is bought again.
 
     ``search`` is the part of a round that pays for choosing the step, ``growth`` is γ, ``clip_norm`` C_grad
     and ``objective_clip`` C_obj. ``route`` as for `farthing.torch.train`. The step's ``w`` is the model,
@@ -293,5 +293,5 @@ def _called(inputs: Any) -> tuple[Any, ...]:
 
 
 def _flat(value: Any) -> Any:
-    """Users and their records as one batch of records."""
+    """Return users and their records as one batch of records."""
     return tuple(_flat(part) for part in value) if isinstance(value, tuple) else value.flatten(0, 1)

@@ -1,7 +1,7 @@
 """Save and restore weights, optimiser and step number, but never the spent budget.
 
-What was spent stands in the ledger's journal and nowhere else. A run that is restored, from however old a
-checkpoint, goes on with what is left there: the weights go back, the budget does not.
+The spent budget is recorded in the ledger's journal only. A run that is restored, from a checkpoint of any
+age, continues with the budget that is left there: the weights go back, the budget does not.
 
     for step in (training := ft.torch.train(model, loss, data, ledger)):
         if step.t % 100 == 0:
@@ -11,8 +11,8 @@ checkpoint, goes on with what is left there: the weights go back, the budget doe
     ft.torch.restore("model.pt", training)
 
 A file holds tensors, numbers and texts only and is read with ``weights_only=True``, so that reading one runs
-no code. It is written beside its place and moved there once it is whole. Checkpoints are as public as the
-model.
+no code. It is written under a temporary name and renamed when it is complete. Checkpoints are as public as
+the model.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class Stateful(Protocol):
         """Return all that changes on the way."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes such a state up again."""
+        """Restore such a state."""
 
 
 def save(path: str | os.PathLike[str], training: Stateful) -> None:
@@ -157,7 +157,7 @@ def _sharded(training: Stateful) -> nn.Module | None:
 
 
 def _check(value: Any, name: str) -> None:
-    """Refuses, before anything is written, what could not be read back without running code."""
+    """Refuse, before anything is written, values that could not be read back without running code."""
     if isinstance(value, dict) and type(value) in (dict, OrderedDict, Counter):
         for key, part in value.items():
             _check(part, f"{name}[{key!r}]")

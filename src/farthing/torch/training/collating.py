@@ -147,12 +147,12 @@ class Reader:
             return str(error), None, None
 
     def _refuse_padding(self, record: Any) -> None:
-        """Refuses a function whose row for a record grows with a longer one beside it: on made-up records."""
+        """Refuse a function whose row for a made-up record grows with a longer record beside it."""
         try:
             short, long = _made_up(record, 1), _made_up(record, 2)
             alone, together = self._collate([short]), self._collate([short, long])
             same = all(a.shape[1:] == b.shape[1:] for a, b in zip(alone, together, strict=True))
-        except Exception:  # it needs records of one shape
+        except Exception:  # the function needs records of one shape
             return
         if not same:
             raise InvalidValue(
@@ -161,7 +161,7 @@ class Reader:
             )
 
     def read(self, places: Sequence[int]) -> tuple[Any, Mask]:
-        """The records that have the form, as columns (inputs…, targets), and which of ``places`` they are."""
+        """Return the records that have the form, as columns (inputs…, targets), and which of ``places``."""
         form, kind = self._first()
         records = [self._record(place) for place in places]
         if self._plain and kind is not None and all(_kind(record) == kind for record in records):
@@ -177,7 +177,7 @@ class Reader:
             return _UNREAD
 
     def _together(self, records: list[Any]) -> Any:
-        """Torch's own function stacks records that are alike, each by itself."""
+        """Return records of one form as columns, stacked by torch's own function."""
         return _columns(default_collate(records)) if records else None
 
     def _row(self, record: Any, form: Any) -> Any:
@@ -202,7 +202,7 @@ def _columns(row: Any) -> tuple[Any, ...]:
 
 
 def _form(row: Any) -> Any:
-    """Shapes and dtypes in a batch of one."""
+    """Return shapes and dtypes in a batch of one."""
     if type(row) is tuple or isinstance(row, list | tuple):
         return [_form(part) for part in row]
     if type(row) is not Tensor and not isinstance(row, Tensor):
@@ -231,7 +231,7 @@ def _cast(row: Any, form: Any) -> Any:
 
 
 def _made_up(record: Any, times: int) -> Any:
-    """Something like a record, of the same length or so many times as long."""
+    """Return a made-up record like a given one, ``times`` as long."""
     match record:
         case Tensor() | np.ndarray() if record.ndim:
             zeros = torch.zeros if isinstance(record, Tensor) else np.zeros

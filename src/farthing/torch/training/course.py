@@ -1,9 +1,10 @@
 """Track the course of a run: the terms of each batch, the progress, and the released values.
 
-A *promised* course has its number of batches. A *filtered* one does not: every batch is charged to the
-ledger's privacy filter, its terms may follow from what was released (`adapting`), and the run is over when
-the ledger refuses a batch. No number of batches is known there: the share of the budget that is used stands
-for it in `Step.share`, and `Training.steps` and the default learning rate go by how many more would fit.
+A *promised* course has a fixed number of batches. A *filtered* one does not: every batch is charged to the
+ledger's privacy filter, its terms may depend on released values (`adapting`), and the run ends when the
+ledger refuses a batch. Its number of batches is not known in advance, so `Step.share` is the used share of
+the budget, and `Training.steps` and the default learning rate use the number of further batches that would
+fit.
 """
 
 import math
@@ -131,7 +132,7 @@ class Promised:
         self._spent.add(self._plan.noise_multiplier(self.place - 1))
 
     def released(self) -> None:
-        """Nothing follows from an answer here: the plan is fixed."""
+        """Do nothing, because the plan is fixed."""
 
     def learn(self, step: TrainingStep, bounds: Bounds) -> Bounds:
         return bounds
@@ -155,7 +156,7 @@ class Filtered:
         self._records, self._most, self._kind = plan.records, plan.steps, kind
         self._asks, self._ledger, self._rule = asks, ledger, rule
         self._terms = BatchTerms(plan.sampling_rate, plan.noise_multiplier(0), plan.expected_batch_size)
-        self._clip: float | None = None  # that a rule chose
+        self._clip: float | None = None  # the clipping norm that a rule chose
         self._asked, self._over, self._ahead = 0, False, 1.0
         self.share, self.left, self.progress = 0.0, 0, 0.0
         self._look()

@@ -1,22 +1,22 @@
 """Sum a batch over several processes: each takes its share of the examples, and noise is added once.
 
 Every rank runs the same `train` on the same data. Rank 0 has the ledger: it charges, draws the batch and
-tells the others which examples are in it; every rank sums the bounded gradients of its part, the sums meet on
-rank 0, noise is added there, and the released answer goes to all, who take the same step. So the privacy is
-that of one process with one ledger, and the weights stay the same everywhere. (Which examples are in a batch
-is told to the ranks, not to the outside: they hold the records anyway.)
+tells the other ranks which examples are in it. Every rank sums the bounded gradients of its part, rank 0 adds
+these sums and the noise, and the released answer goes to all ranks, which take the same step. So the
+guarantee is that of one process with one ledger, and the weights are equal on all ranks. (The ranks learn
+which examples are in a batch; they hold the records anyway.)
 
-A rank whose sum fails takes part in the exchange all the same and says so. Rank 0's ledger then asks for
-parts of the batch until the examples that fail stand alone, and counts those as zero
-(`farthing.ledger.answers`); the other ranks answer as often as it asks. Where a rank has no memory, or with
-seeded noise, nothing is released, the batch stays charged, and every rank raises `NotReleased`. So it is when
-a rank dies, as soon as torch.distributed notices.
+A rank whose sum fails still takes part in the exchange and reports the failure. Rank 0's ledger then asks for
+parts of the batch until the failing examples are found, and counts those as zero (`farthing.ledger.answers`);
+the other ranks answer as often as it asks. If a rank runs out of memory, or if the noise is seeded, nothing
+is released, the batch stays charged, and every rank raises `NotReleased`. The same happens if a rank dies, as
+soon as torch.distributed notices.
 
-Before the first batch keyed digests tell whether all ranks hold the same records (`same_records`). Rank 0
-says which records are in a batch by their numbers, so a number must mean the same record everywhere. Where
-every rank was given a shard of its own, a person would be in the data as often as there are ranks that have
-her under some number, and the sampling rate would not be hers. What travels are digests under a random key of
-rank 0, between processes of one owner.
+Before the first batch, keyed digests show whether all ranks hold the same records (`same_records`). Rank 0
+names the records of a batch by their numbers, so a number must mean the same record on every rank. If every
+rank had a shard of its own, a person could be in the data of several ranks under different numbers, and would
+be drawn more often than the sampling rate says. Only digests under a random key of rank 0 are sent, between
+processes of one owner.
 """
 
 import hashlib
@@ -61,7 +61,7 @@ def digests(examples: Examples, key: int) -> tuple[int, int, int]:
 
 
 def refuse_different(found: list[tuple[int, int, int]]) -> None:
-    """Raises, alike on every rank, where the ranks' digests differ.
+    """Raise, on every rank, if the ranks' digests differ.
 
     Records that a dataset draws anew every time they are read are compared by their form only.
     """
@@ -173,7 +173,7 @@ def _whole() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise NotReleased(f"a rank is gone; what was charged is not released: {error}") from None
+        raise NotReleased(f"a rank is gone; the charged answer is not released: {error}") from None
 
 
 def ranks(device: torch.device, group: Group | None = None) -> Ranks | None:
@@ -185,7 +185,7 @@ def ranks(device: torch.device, group: Group | None = None) -> Ranks | None:
 
 
 def same_records(together: Ranks, examples: Examples) -> None:
-    """Raises on every rank where the ranks hold different records, before anything is asked."""
+    """Raise, on every rank, if the ranks hold different records, before anything is asked."""
     (key,) = together.tell(new_key())
     own = torch.tensor(digests(examples, key), dtype=torch.int64, device=together.device)
     found = [torch.empty_like(own) for _ in range(together.size)]
@@ -235,7 +235,7 @@ class Alone:
     turns: Beginnings = field(default_factory=Beginnings)
 
     def ask(self, query: Query) -> Released:
-        """`Ledger.ask`."""
+        """Call `Ledger.ask`."""
         answer = self.door.ask(query)
         return None if _idle(self.turns, query, answer) else answer.value, (answer.receipt,)
 
@@ -253,7 +253,7 @@ class Leader:
     turns: Beginnings = field(default_factory=Beginnings)
 
     def ask(self, query: Query) -> Released:
-        """`Ledger.ask`; the released value goes to every rank."""
+        """Call `Ledger.ask`, and send the released value to every rank."""
         spread = Query(query.sampler, _Parts(query.contribution, self.together), query.bound, query.mechanism)
         try:
             answer = self.door.ask(spread)
@@ -322,7 +322,7 @@ class _Parts:
 
 
 def _part(contribution: Contribution, together: Ranks, batch: Batch | PaddedBatch, bound: Any) -> Tensor:
-    """This rank's sum, added to the others'. An error here is told to all before it is raised."""
+    """Return this rank's sum plus the others'; an error is sent to all ranks before it is raised."""
     part = batch.part(together.rank, together.size)
     try:
         with totals.among(len(batch)):

@@ -366,7 +366,7 @@ class Training:
     def __len__(self) -> int:
         """Return the number of updates, those that lie behind included; known where batches are promised."""
         if not self.plan.promised:
-            raise TypeError("a Training has no len() where no batches are promised: `steps` says what fits")
+            raise TypeError("a Training has no len() if no batches are promised: use `steps`")
         return self.t + -(-self._course.left // self._parts.accumulate)
 
     def __repr__(self) -> str:

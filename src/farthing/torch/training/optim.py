@@ -282,7 +282,7 @@ def parts_of(given: Any) -> tuple[Any, ...]:
 
 
 def rehearsed(optimizer: Any, scheduler: Any, updates: int = 1) -> None:
-    """Refuses optimisers and schedules that cannot take their steps from gradients alone."""
+    """Refuse optimisers and schedules that cannot take their steps from gradients alone."""
     for one in parts_of(optimizer):
         mine = [each for each in parts_of(scheduler) if getattr(each, "optimizer", one) is one]
         for schedule in mine or [None]:
@@ -293,7 +293,7 @@ _MOST = 10_000  # steps of a schedule that are tried
 
 
 def rehearse(optimizer: torch.optim.Optimizer, scheduler: Any = None, updates: int = 1) -> None:
-    """Refuses what cannot take ``updates`` steps from gradients alone; both stay as they are."""
+    """Refuse an optimiser or schedule that cannot take ``updates`` steps from gradients alone."""
     try:
         twin, memo = _twin(optimizer)
         following = None if scheduler is None else copy.deepcopy(scheduler, memo)
@@ -314,7 +314,7 @@ def rehearse(optimizer: torch.optim.Optimizer, scheduler: Any = None, updates: i
 
 
 def _step(twin: torch.optim.Optimizer) -> None:
-    """A step of torch's own optimisers; of others, which may do more, only what it asks for is looked at."""
+    """Take a step of torch's own optimisers; of others, which may do more, only check the signature."""
     kind = type(twin)
     if kind.__module__.startswith("torch."):
         kind.step(twin)

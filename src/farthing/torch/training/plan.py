@@ -17,7 +17,7 @@ Then the noise is what makes T batches spend the whole budget, by tight accounti
 >>> plan.steps, round(plan.expected_batch_size), round(plan.noise_multiplier(0), 2)
 (1131, 1790, 2.16)
 
-What is settled before a run begins: its examples, ledger, plan and promise. Nothing is charged here.
+This module also settles examples, ledger and promise before a run begins. Nothing is charged here.
 """
 
 import copy
@@ -270,13 +270,13 @@ def default_steps(budget: Budget) -> int:
 
 
 def default_rate(budget: Budget, records: int, steps: int) -> float:
-    """The least rate that leaves the noise at `SAFE_NOISE` (over how far neighbours are apart): q √T / μ."""
+    """Return the least rate at which the noise q √T / μ is `SAFE_NOISE` times the distance of neighbours."""
     needed = SAFE_NOISE * gaussian.mu(budget.epsilon, budget.delta) / math.sqrt(steps)
     return min(1.0, max(needed, SMALLEST_BATCH / records))
 
 
 def _levelled(values: list[float]) -> tuple[float, ...]:
-    """At most `LEVELS` different values: more are rounded on a logarithmic grid between the extremes."""
+    """Return at most `LEVELS` different values; more are rounded to a logarithmic grid."""
     if len(set(values)) <= LEVELS:
         return tuple(values)
     low, high = math.log(min(values)), math.log(max(values))
@@ -284,7 +284,7 @@ def _levelled(values: list[float]) -> tuple[float, ...]:
     return tuple(math.exp(low + cell * round((math.log(value) - low) / cell)) for value in values)
 
 
-_IGNORED = -100, -1  # what losses leave out, if they do
+_IGNORED = -100, -1  # labels that losses may ignore
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -349,7 +349,7 @@ def checked(
 def target_range(
     model: nn.Module, loss: Callable[[Any, Any], Tensor], source: Source
 ) -> tuple[int, tuple[int, ...]] | None:
-    """The number of classes that a loss takes, and which negative numbers; None where it is not like that."""
+    """Return the number of classes that a loss accepts, and the negative labels; None for other losses."""
     inputs, targets = source.batch(1)
     if not isinstance(targets, Tensor) or targets.dtype not in (torch.uint8, torch.int32, torch.int64):
         return None
@@ -481,7 +481,7 @@ def refuse_other(optimizers: Sequence[torch.optim.Optimizer], trained: list[nn.P
 
 @torch.no_grad()
 def refuse_nan(model: nn.Module) -> None:
-    """Weights are public, so a NaN may be named; every gradient would count as zero, at full price."""
+    """Refuse NaN in weights, which are public: every gradient would count as zero, at full price."""
     if sharding.sharded(model):
         if not sharding.finite(model):
             raise InvalidValue(f"weights must be finite, a shard holds NaN or infinity; {_NAN}")

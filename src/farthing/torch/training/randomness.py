@@ -1,13 +1,13 @@
 """Give dropout and augmentation secret random numbers, and restore torch's generators afterwards.
 
-What a model or a transform draws for one example depends on how many examples came before it in its batch. As
-long as nobody knows the generator's state these are fresh, independent draws for every example, and whether
-one more example is there changes nothing for the others. So every sum runs on a seed from the operating
-system, and the state that the caller sees afterwards is the one before: it does not tell how large batches
-were.
+The random numbers that a model or a transform draws for one example depend on how many examples came before
+it in its batch. As long as the generator's state is secret, these are fresh, independent draws for every
+example, and one more example changes nothing for the others. So every sum uses a seed from the operating
+system, and the caller's generator state is restored afterwards, so that it does not reveal the size of
+batches.
 
-A dataset's own code may draw from Python's generator, or from numpy's, which people seed for everybody to
-know ("seed everything"); so may a model in isolation. Where such code runs these two are hidden as well.
+A dataset's own code, or a model in isolation, may draw from Python's or numpy's generator, which people often
+give a public seed. Where such code runs, these two generators are seeded with secrets as well.
 
 For the same reason a transform that draws elsewhere is refused, or from a seed of its own, and one that mixes
 examples as well: it would move other examples' gradients with the one that comes or goes.
@@ -77,7 +77,7 @@ class OwnRandomness:
 
 @contextmanager
 def apart(device: torch.device, seed: int | None = None, elsewhere: bool = False) -> Iterator[None]:
-    """Torch's generators, of the CPU and of ``device``, newly seeded, and afterwards as they were.
+    """Seed torch's generators of the CPU and of ``device`` for a while, and restore their states.
 
     ``seed`` is for checks on made-up examples; ``elsewhere``: Python's generator and numpy's as well.
 
@@ -105,7 +105,7 @@ def foreign(gradient: Any, examples: Any) -> bool:
 
 
 def one_by_one(augment: Callable[[Any], Any], inputs: Any, device: torch.device) -> None:
-    """Refuses a transform that mixes examples, or whose random numbers are not torch's.
+    """Refuse a transform that mixes examples, or whose random numbers are not torch's.
 
     A check, on made-up inputs of the same shapes, of several sizes and scales: one of them is exchanged, and
     the others must stay as they are; and where every draw is the same number, an example by itself must
@@ -167,7 +167,7 @@ def _seen(augment: Callable[[Any], Any], value: Any, device: torch.device, seed:
 
 
 def _made(inputs: Any, size: int, seed: int, scale: float) -> Any:
-    """Made-up examples: floats up to ``scale``, whole numbers of all sizes where they are pixels."""
+    """Return made-up examples: floats up to ``scale``, integers, and bytes of all values (pixels)."""
     made = torch.Generator().manual_seed(seed)
 
     def fill(x: torch.Tensor) -> torch.Tensor:
@@ -182,7 +182,7 @@ def _made(inputs: Any, size: int, seed: int, scale: float) -> Any:
 
 
 def _with_one(other: Any, value: Any, place: int) -> Any:
-    """``value`` with one example of ``other``."""
+    """Return ``value`` with one example of ``other``."""
     if isinstance(value, list | tuple):
         return tuple(_with_one(a, b, place) for a, b in zip(other, value, strict=True))
     exchanged = value.clone()

@@ -9,8 +9,8 @@ gradients are added before they are clipped.
 >>> [(tuple(inputs.shape), targets.tolist()) for inputs, targets, weights in batch.physical_batches(2)]
 [((2, 2), [1, 0]), ((1, 2), [1])]
 
-At user level a person with fewer than ``records_per_user`` records is filled up with blanks of weight 0; of
-one with more the first count. Who comes or goes changes nothing for the others.
+At user level, a person with fewer than ``records_per_user`` records is filled up with blanks of weight 0; of
+a person with more, the first are used. Adding or removing a person changes nothing for the others.
 
 >>> people = Examples(examples.tensors, users=["a", "b", "a", "a", "c", "b"], records_per_user=2)
 >>> inputs, targets, weights = next(people.take(slice(None)).physical_batches(64))
@@ -192,7 +192,7 @@ class Examples:
         return fit.flatten(1).all(1) if fit.ndim > 1 else fit
 
     def batch(self, places: Integers) -> PhysicalBatch | None:
-        """The examples at ``places``, on the device: inputs, targets, weights; None where nothing counts."""
+        """Return the examples at ``places``, on the device: inputs, targets, weights; None if none counts."""
         if self._places is None:
             (inputs, targets), good = self._read(places)
             if good is not None and not good.any():
@@ -214,7 +214,7 @@ class Examples:
         return self._seen(inputs, targets, weights)
 
     def _seen(self, inputs: Any, targets: Any, weights: Tensor | None) -> PhysicalBatch:
-        """``views`` views of each example along a second dimension, weighted to make a mean."""
+        """Return ``views`` views of each example along a second dimension, weighted to make a mean."""
         assert self.augment is not None
         if self._places is not None:
             inputs = _map(inputs, lambda rows: rows.flatten(0, 1))
@@ -273,7 +273,7 @@ class Examples:
         return ((inputs[0] if len(inputs) == 1 else tuple(inputs)), targets), good
 
     def _limited(self, columns: tuple[Any, ...], good: NDArray[np.bool_]) -> tuple[Any, ...]:
-        """Without the records whose targets are not in the range; ``good`` is told."""
+        """Return columns without records whose targets are out of range; unset those in ``good``."""
         if self._targets is None or not isinstance(columns[-1], Tensor):
             return columns
         fit = self._fit(columns[-1]).cpu()
@@ -455,7 +455,7 @@ def _spread(rows: Tensor, mask: Tensor) -> Tensor:
 
 
 def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """``function`` of every tensor in a (nested) tuple."""
+    """Apply a function to every tensor in a (nested) tuple."""
     if isinstance(value, list | tuple):
         return tuple(_map(part, function) for part in value)
     if not isinstance(value, Tensor):
@@ -464,7 +464,7 @@ def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _stack(views: list[Any]) -> Any:
-    """Several views of a batch along a second dimension."""
+    """Stack several views of a batch along a second dimension."""
     if isinstance(views[0], tuple):
         return tuple(_stack(list(parts)) for parts in zip(*views, strict=True))
     return torch.stack(views, 1)

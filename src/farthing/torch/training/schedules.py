@@ -4,11 +4,11 @@
 >>> [falling.at(t, noise_multiplier=1.0, batch_size=100.0).norm() for t in (1, 4)]
 [1.0, 0.25]
 
-A moving average of released weights: post-processing, so it costs nothing.
+**Average.** A moving average of released weights is post-processing, so it costs nothing.
 
 De et al. 2022, "Unlocking high-accuracy differentially private image classification through scale": averages
-take out much of the noise that single iterates carry. The decay is min(decay, (1 + t) / (10 + t)), so that
-the start is soon forgotten.
+remove much of the noise of single iterates. The decay is min(decay, (1 + t) / (10 + t)), so that the first
+weights are soon forgotten.
 
 >>> model = torch.nn.Linear(1, 1, bias=False)
 >>> _ = torch.nn.init.constant_(model.weight, 0.0)
@@ -18,7 +18,7 @@ the start is soon forgotten.
 >>> round(average.model.weight.item(), 4)  # 1 - 2/11
 0.8182
 
-A clip that follows a quantile of the gradients' norms, paid for inside the same answer.
+**Quantile.** A clipping norm may follow a quantile of the gradients' norms, paid for inside the same answer.
 
 Andrew et al. 2021, "Differentially private learning with adaptive clipping", Algorithm 1. Every example adds
 one coordinate to its gradient: whether its norm is within the clip, less ½ (`ClipCounted`). Gradient and
@@ -211,7 +211,7 @@ class Bounds:
         return released if self._adaptive is None else self._adaptive.learn(bound, released, batch_size)
 
     def covers(self, steps: int) -> None:
-        """Raises unless there is a bound for every one of ``steps`` batches."""
+        """Raise unless there is a bound for each of ``steps`` batches."""
         if isinstance(self._clip, list) and len(self._clip) < steps:
             raise InvalidValue(
                 f"clip_norm must have a value for each of {steps} steps, got {len(self._clip)}"

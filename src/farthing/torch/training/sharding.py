@@ -6,9 +6,9 @@ examples and clips each by its *whole* gradient: a norm never stops at the edge 
 rank 0, which adds the noise, once, and tells the released sum to all; of that every rank keeps its shard. So
 the guarantee is that of `farthing.torch.training.distributed`.
 
-A checkpoint of shards is a folder: ``t/rank-of-ranks.pt`` holds a rank's shards at update t, plain tensors.
-One is whole if all its ranks have written theirs; `newest` takes the last that is. A crash while they write
-therefore costs the checkpoint at hand and not the one before it.
+A checkpoint of shards is a folder: ``t/rank-of-ranks.pt`` holds a rank's shards at update t, as plain
+tensors. It is complete if all its ranks have written theirs; `newest` takes the last complete one. A crash
+while they write therefore loses the checkpoint in progress, not the one before it.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def like(parameter: Tensor, whole: Tensor) -> Tensor:
 
 
 def refuse_shards(model: nn.Module, optimizers: Sequence[Any], average: float | None, ranks: int) -> None:
-    """Refuses, before anything is charged, what cannot be done with shards."""
+    """Refuse, before anything is charged, options that do not work with shards."""
     if not sharded(model):
         return
     held: list[Any] = [p for p in model.parameters() if is_shard(p)]

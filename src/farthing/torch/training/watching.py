@@ -1,10 +1,8 @@
 """Show a run to people: steps in public numbers, a progress line, callbacks, and scores on public data.
 
-All of it is made of `Step.public`: what was released, and public numbers. No loss and no accuracy of training
-records is among them, as nobody paid for one; log those of public data yourself.
-
-A loss or an accuracy on training data is a release like any other, and nobody paid for it. So training shows
-none; `evaluate` is for data outside the guarantee: public, or held out from people who agreed to it.
+All of this uses `TrainingStep.public`: released values and public numbers. A loss or an accuracy on training
+records is a release like any other, and nothing was paid for it, so training shows none. `evaluate` is for
+data outside the guarantee: public data, or data held out from people who agreed to it.
 """
 
 import math
