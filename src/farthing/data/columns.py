@@ -10,7 +10,7 @@ with an indicator).
 import math
 import unicodedata
 from dataclasses import dataclass, replace
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from functools import cached_property, lru_cache
 from itertools import repeat
 from typing import Any
@@ -25,6 +25,7 @@ from farthing.queries import arrays
 from farthing.validate import APART, finite, interval
 
 _EPOCH = date(1970, 1, 1).toordinal()
+_SOME_DAY = datetime(2000, 1, 31, 12, tzinfo=UTC)
 _BOOLEANS = ("true", "false", "yes", "no")
 _WORD = 2**64
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
@@ -193,7 +194,7 @@ class Date:
             raise InvalidValue(
                 f"column {self.name!r}: first must be before last, got {self.first!r}, {self.last!r}"
             )
-        if self.format is not None and "%" not in self.format:
+        if self.format is not None and not _is_format(self.format):
             raise InvalidValue(
                 f"format of column {self.name!r} must be a date format like '%d.%m.%Y', got {self.format!r}"
             )
@@ -403,6 +404,15 @@ def _parsed(text: str, format: str | None) -> float:
         return float(datetime.strptime(text, format).toordinal() - _EPOCH)
     except ValueError:
         return math.nan
+
+
+def _is_format(format: str) -> bool:
+    """Return whether dates can be read in a format; a wrong one would fail on the first text in a column."""
+    try:
+        datetime.strptime(_SOME_DAY.strftime(format), format)
+    except Exception:  # of a directive that is unknown, or there twice
+        return False
+    return "%" in format
 
 
 def _day(cell: Any, format: str | None) -> float:
