@@ -90,5 +90,4 @@ class Arrivals:
 
     def plan(self, step: Event | HasEvent, steps: int, observer: Observer = Observer.ANYONE) -> RepeatedEvent:
         """Return the price of turns 0 to ``steps`` - 1, of which a record is in one."""
-        validate.count(steps=steps)
-        return RepeatedEvent(event_of(step, self), 1)
+        return RepeatedEvent(event_of(step, self, validate.count(steps=steps)), 1)

@@ -426,7 +426,8 @@ class Cyclic:
 
     def plan(self, step: Event | HasEvent, steps: int, observer: Observer = Observer.ANYONE) -> RepeatedEvent:
         """Return the price of turns 0 to ``steps`` - 1: a record is eligible in one of ``groups`` turns."""
-        return RepeatedEvent(self.amplify(step, observer), -(-validate.count(steps=steps) // self.groups))
+        one = self.amplify(event_of(step, self, validate.count(steps=steps)), observer)
+        return RepeatedEvent(one, -(-steps // self.groups))
 
 
 @dataclass(frozen=True, slots=True)
@@ -494,6 +495,6 @@ class Balanced:
 
     def plan(self, step: Event | HasEvent, steps: int, observer: Observer = Observer.ANYONE) -> RepeatedEvent:
         """Return the price of turns 0 to ``steps`` - 1: a record is in one turn per pass."""
-        one, seen = event_of(step, self), observer is Observer.COORDINATOR
+        one, seen = event_of(step, self, steps), observer is Observer.COORDINATOR
         event = Poisson(1.0).amplify(one, observer) if seen else BalancedEvent(self.bins, one)
         return RepeatedEvent(event, -(-validate.count(steps=steps) // self.period))

@@ -31,7 +31,7 @@ from farthing.queries.bounds import ROWS, Bound
 from farthing.queries.events import Event, PersonalEvent, RepeatedEvent, TurnEvent
 from farthing.queries.mechanisms import Mechanism
 from farthing.queries.personal import Personal
-from farthing.queries.samplers import Everyone, Indices, Sampler, refuse_overlap
+from farthing.queries.samplers import Everyone, Indices, Sampler, refuse_more, refuse_overlap
 
 Array = NDArray[np.float64]
 P = ParamSpec("P")
@@ -213,8 +213,7 @@ class Query:
             raise Unsupported(
                 f"no theorem prices {self.mechanism!r} on draws of {self.sampler!r}: both depend on the turn"
             )
-        if (most := getattr(self.mechanism, "steps", steps)) < steps:
-            raise InvalidValue(f"{self.mechanism!r} covers at most {most} turns and has no price for {steps}")
+        refuse_more(self.mechanism, steps)
         if sampler is not None:
             one = self.mechanism.event(self.bound, budget.adjacency, True)
             return cast(Event, sampler(one, steps, budget.observer))

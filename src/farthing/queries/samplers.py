@@ -60,7 +60,13 @@ def refuse_overlap(sampler: Sampler, mechanism: Any) -> None:
         mechanism.suits(sampler)
 
 
-def event_of(step: Event | HasEvent, sampler: Sampler) -> Event:
+def refuse_more(mechanism: Any, steps: int) -> None:
+    """Refuse more turns than noise covers that its sampler prices."""
+    if (most := getattr(mechanism, "steps", steps)) < steps:
+        raise InvalidValue(f"{mechanism!r} covers at most {most} turns and has no price for {steps}")
+
+
+def event_of(step: Event | HasEvent, sampler: Sampler, steps: int = 1) -> Event:
     """Return the event itself, or the event of a mechanism on contributions bounded by one.
 
     A mechanism whose turns cost more together on draws of ``sampler`` than one by one is refused.
@@ -68,6 +74,7 @@ def event_of(step: Event | HasEvent, sampler: Sampler) -> Event:
     if isinstance(step, Event):
         return step
     refuse_overlap(sampler, step)
+    refuse_more(step, steps)
     try:
         return step.unit_event()
     except AttributeError:

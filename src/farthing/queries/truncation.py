@@ -162,4 +162,5 @@ class TruncatedCyclic:
 
     def plan(self, step: Event | HasEvent, steps: int, observer: Observer = Observer.ANYONE) -> RepeatedEvent:
         """Return the price of turns 0 to ``steps`` - 1: a record is eligible in one of ``groups`` turns."""
-        return RepeatedEvent(self.amplify(step, observer), -(-validate.count(steps=steps) // self.groups))
+        one = self.amplify(event_of(step, self, validate.count(steps=steps)), observer)
+        return RepeatedEvent(one, -(-steps // self.groups))
