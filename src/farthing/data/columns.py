@@ -83,6 +83,7 @@ class Numeric:
         """Return the names of the feature and, if ``missing`` is declared, of its indicator."""
         return (self.name,) if self.missing is None else (self.name, f"{self.name}=missing")
 
+    @arrays.quietly
     def encode(self, values: ArrayLike, out: NDArray[np.float64]) -> None:
         """Write the scaled values, and the indicator if there is one, into `out`: (rows, features)."""
         low, high = float(self.low), float(self.high)
@@ -92,6 +93,7 @@ class Numeric:
             found = np.where(np.isnan(found), float(self.missing), found)
         out[:, 0] = (found - low) / (high - low)
 
+    @arrays.quietly
     def targets(self, values: ArrayLike) -> NDArray[np.float64]:
         """Return the clipped values, the targets of a regression; NaN for a cell that is not a number."""
         found = numbers(self.name, values)
@@ -369,6 +371,7 @@ def _digits(number: float) -> str:
         return ""
 
 
+@arrays.quietly
 def numbers(name: str, values: ArrayLike) -> NDArray[np.float64]:
     """Return numbers, NaN for a cell that is not one; refuse a column whose type is not numeric.
 
@@ -381,8 +384,7 @@ def numbers(name: str, values: ArrayLike) -> NDArray[np.float64]:
         hint = ": declare first and last in place of low and high" if raw.dtype.kind == "M" else ""
         raise InvalidValue(f"column {name!r} must hold numbers, got {raw.dtype.type.__name__}{hint}")
     if raw.dtype.kind in "biuf":
-        with np.errstate(over="ignore"):  # a warning about a long double would reveal it
-            return np.asarray(raw, dtype=np.float64)
+        return np.asarray(raw, dtype=np.float64)
     cells = raw.tolist()
     try:
         if _PLAIN.issuperset(map(type, cells)):  # numpy converts these types like `_number`
