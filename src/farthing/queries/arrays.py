@@ -66,7 +66,7 @@ def quietly(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def quiet(*given: P.args, **named: P.kwargs) -> T:
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"):  # for any np.seterr
             return function(*given, **named)
 
     return quiet
@@ -283,6 +283,6 @@ def _real(values: Any, name: str) -> Any:
         what = "Complex data not supported: " if values.dtype.kind == "c" else ""
         raise InvalidValue(f"{what}{name} must be real numbers, got {values.dtype.type.__name__}")
     if values.dtype.char == "g":  # finite long doubles may overflow in float64
-        with np.errstate(all="ignore"):
+        with np.errstate(over="ignore", under="ignore"):
             return values.astype(np.float64)
     return values
