@@ -27,6 +27,15 @@ def test_a_curve_falls_in_delta(row):
     assert 0 < curve.epsilon(1e-3) <= curve.epsilon(1e-6) < math.inf
 
 
+@pytest.mark.parametrize("row", [row for row in Accountant.of_rounds() if row is not Accountant.TIGHT])
+def test_rounds_on_draws_without_a_textbook_theorem_are_refused(row):
+    """In a full batch one record displaces another: the noise for epsilon 1 gave 2.15."""
+    with pytest.raises(Unsupported, match="tight"):
+        row.noise(10, BUDGET, ft.TruncatedPoisson(1.0, 99, of=100))
+    with pytest.raises(Unsupported, match="tight"):
+        row.rounds(12.0, 10, BUDGET, ft.TruncatedPoisson(1.0, 99, of=100))
+
+
 @pytest.mark.parametrize("row", Accountant.of_rounds())
 def test_noise_for_rounds_affords_them(row):
     noise = row.noise(5, BUDGET, ft.Poisson(0.1))

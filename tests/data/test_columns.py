@@ -53,6 +53,10 @@ def test_what_is_no_date_is_none(cell: object) -> None:
         (("2001-01-01", "2000-01-01"), "first must be before last"),
         (("2000-01-01", "2001-01-01", "1999-01-01"), "missing must lie between"),
         (("2000-01-01", "2001-01-01", None, "dmy"), "format of column 'born'"),
+        # these failed on the first text in the column, and not where there was none
+        (("2000-01-01", "2001-01-01", None, "%d.%d.%Y"), "format of column 'born'"),
+        (("2000-01-01", "2001-01-01", None, "%Y-%m-%d %"), "format of column 'born'"),
+        (("2000-01-01", "2001-01-01", None, "%Q"), "format of column 'born'"),
     ],
 )
 def test_nonsense_ranges_are_refused(given: tuple[str, ...], message: str) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -174,6 +175,26 @@ def test_what_runs_assume_is_written_down_once():
 
     ledger = ft.Ledger(BUDGET)
     assert best_of(run, [1], ledger).privacy.note == "an assumption"
+
+
+@pytest.mark.usefixtures("twenty_runs")
+def test_runs_that_are_not_released_leave_no_note_and_no_warning():
+    """How many runs there were is secret, and so are the answers of all but the best."""
+    places = iter(range(100))
+
+    def run(candidate, own):
+        answer, place = float(own.over(ROWS).ask(_query(_noise(own))).value[0]), next(places)
+        own.note(f"run {place}")
+        warnings.warn(f"run {place} got {answer}", UserWarning, stacklevel=2)
+        return place, place
+
+    ledger = ft.Ledger(BUDGET)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        tuned = best_of(run, [1], ledger)
+    assert tuned.model == 19
+    assert tuned.privacy.note == "run 19"
+    assert not said
 
 
 def test_candidates_may_be_drawn_by_a_function():

@@ -86,3 +86,32 @@ def test_bytes_are_no_texts():
 def test_a_flag_is_true_or_false(wrong):
     with pytest.raises(InvalidValue, match="fit_intercept must be True or False"):
         ft.LogisticRegression(1.0, 1e-5, fit_intercept=wrong).fit(np.ones((2, 1)), [0, 1])
+
+
+QUIET = {
+    "additive": lambda: ft.AdditiveClassifier(epsilon=1.0, delta=1e-6, bounds=(0, 0.5), records=40),
+    "boosted": lambda: ft.GradientBoostingClassifier(epsilon=1.0, delta=1e-6, bounds=(0, 0.5), records=40),
+    "linear": lambda: ft.LogisticRegression(1.0, 1e-6, bounds=(0, 0.5), records=40),
+    "weights": lambda: ft.LinearRegression(
+        1.0, 1e-6, bounds=(0, 7), target_bounds=(0, 7), max_sample_weight=3.0, records=40
+    ),
+    "additive numbers": lambda: ft.AdditiveRegressor(
+        epsilon=1.0, delta=1e-6, bounds=(0, 7), target_bounds=(0, 7), records=40
+    ),
+    "binner": lambda: ft.PrivateBinner(4, epsilon=1.0, delta=1e-6, bounds=(0, 0.5)),
+}
+
+
+@pytest.mark.parametrize("kind", QUIET)
+@pytest.mark.parametrize("value", [1.7e308, 5e-324], ids=["overflows", "underflows"])
+@pytest.mark.filterwarnings("error:.*encountered")
+def test_numpy_says_nothing_of_a_record(kind, value):
+    """A row, a target and a weight at the ends of float64: a warning or an error would reveal them."""
+    estimator, n = QUIET[kind](), 40
+    rows, labels = np.linspace(0, 1, 3 * n).reshape(n, 3), np.arange(n) % 2.0
+    rows[3, 1] = labels[5] = value
+    weights = {"sample_weight": np.where(np.arange(n) == 7, value, 1.0)} if kind == "weights" else {}
+    with np.errstate(all="raise"):
+        fitted = estimator.fit(rows, labels, **weights)
+        if hasattr(fitted, "transform"):
+            fitted.transform(rows)

@@ -94,17 +94,28 @@ def test_a_solver_that_promises_a_plan_is_refused_before_anything_is_charged():
     assert ledger.share == 0
 
 
-def test_an_empty_sample_is_charged_like_any_other():
-    """Whether somebody was drawn is private: no refusal before the charge may tell it."""
-    ledger = ft.Ledger(ft.Budget(4.0, 1e-4), filter=BasicFilter)
-    rows, labels = np.ones((20, 2)), np.ones(20)
-    with pytest.raises(ft.NotReleased, match="every run failed"):
-        ft.tune(
-            *(ft.LogisticRegression(), {"bounds": [(0, 1)]}, rows, labels, ledger, 1.0, 1e-6),
-            runs=2.0,
-            sampling_rate=1e-9,
-        )
-    assert ledger.share > 0
+SOME = np.ones((20, 2))
+
+
+@pytest.mark.parametrize("rows", [SOME, SOME.tolist()], ids=["array", "list"])
+@pytest.mark.parametrize("solver", ["auto", "sgd-maj"], ids=["fitted", "refused"])
+def test_nothing_tells_whether_a_sample_is_empty(rows, solver):
+    """Whether somebody was drawn is private, before the charge and after it."""
+    outcomes = []
+    for rate in (1e-9, 1.0):
+        ledger = ft.Ledger(ft.Budget(4.0, 1e-4), filter=BasicFilter)
+        estimator, labels = ft.LogisticRegression(solver=solver), np.ones(20)
+        try:
+            tuned = ft.tune(
+                *(estimator, {"bounds": [(0, 1)]}, rows, labels, ledger, 1.0, 1e-6),
+                runs=2.0,
+                sampling_rate=rate,
+            )
+            outcomes.append(tuned.model.coef_.shape)
+        except ft.FarthingError as error:
+            outcomes.append(str(error))
+        assert (ledger.share > 0) == (solver == "auto")
+    assert outcomes[0] == outcomes[1]
 
 
 GOOD, BAD = {"bounds": (0, 1)}, {"bounds": (-1000, 1000)}

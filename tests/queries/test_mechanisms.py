@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
 
+from farthing.accounting import api
 from farthing.budget import Adjacency, Budget
 from farthing.data.tables import Features
 from farthing.errors import InvalidValue, Unsupported
@@ -135,6 +136,12 @@ def test_prices(mechanism, bound, adjacency, sampled, event):
     assert type(priced) is type(event)
     field = "noise" if hasattr(event, "noise") else "epsilon"
     assert getattr(priced, field) == pytest.approx(getattr(event, field), rel=1e-12)
+
+
+def test_a_choice_has_no_price_before_its_scores_and_the_adjacency_are_known():
+    """It was priced by scores of one sign under add-remove, a quarter of what may hold."""
+    with pytest.raises(Unsupported, match="adjacency"):
+        api.epsilon(NoisyMax(1.0), delta=1e-5, adjacency="replace-one")
 
 
 @pytest.mark.parametrize("kind", ["gumbel", "laplace"])

@@ -194,6 +194,8 @@ def test_nothing_is_charged_for_nonsense() -> None:
         ft.quantiles(np.array([[1]]), 0.5, (0, 1), ledger=ledger)
     with pytest.raises(ft.InvalidValue):
         ft.count([1], by=[1], groups=[], ledger=ledger)
+    with pytest.raises(ft.InvalidValue, match="must hold numbers"):
+        ft.mean(np.array(["2000-01-01"], "M8[D]"), (0, 1), ledger=ledger)
     assert ledger.share == 0
 
 

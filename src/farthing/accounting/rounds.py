@@ -5,6 +5,7 @@ the clipping norm. `basic`, `advanced` and `amplified` fix the number of rounds 
 as many as fit.
 
 >>> from farthing.budget import Budget
+from farthing.errors import Unsupported
 >>> from farthing.queries.samplers import Poisson
 >>> round(basic(10, Budget(1.0, 1e-5), Poisson(0.1)), 3)
 36.305
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from farthing.accounting import calibrate, composition, gaussian, sampling
 from farthing.accounting.tolerance import inner
 from farthing.budget import Budget
+from farthing.errors import Unsupported
 from farthing.queries.bounds import ClipNorm
 from farthing.queries.events import Event, RepeatedEvent
 from farthing.queries.mechanisms import Gaussian
@@ -103,6 +105,8 @@ def planned_rounds(by: Noise) -> Rounds:
 
 def shift(sampler: Sampler, budget: Budget) -> float:
     """Return the sensitivity of an upload to one record, divided by the clipping norm."""
+    if not isinstance(sampler, Everyone | Poisson | FixedSize):
+        raise Unsupported(f"only tight accounting prices rounds on draws of {sampler!r}: use 'tight'")
     return 2.0 if isinstance(sampler, FixedSize) else budget.adjacency.shift
 
 

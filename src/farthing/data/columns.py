@@ -10,7 +10,7 @@ with an indicator).
 import math
 import unicodedata
 from dataclasses import dataclass, replace
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from functools import cached_property, lru_cache
 from itertools import repeat
 from typing import Any
@@ -25,6 +25,7 @@ from farthing.queries import arrays
 from farthing.validate import APART, finite, interval
 
 _EPOCH = date(1970, 1, 1).toordinal()
+_SOME_DAY = datetime(2000, 1, 31, 12, tzinfo=UTC)
 _BOOLEANS = ("true", "false", "yes", "no")
 _WORD = 2**64
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
@@ -82,6 +83,7 @@ class Numeric:
         """Return the names of the feature and, if ``missing`` is declared, of its indicator."""
         return (self.name,) if self.missing is None else (self.name, f"{self.name}=missing")
 
+    @arrays.quietly
     def encode(self, values: ArrayLike, out: NDArray[np.float64]) -> None:
         """Write the scaled values, and the indicator if there is one, into `out`: (rows, features)."""
         low, high = float(self.low), float(self.high)
@@ -91,6 +93,7 @@ class Numeric:
             found = np.where(np.isnan(found), float(self.missing), found)
         out[:, 0] = (found - low) / (high - low)
 
+    @arrays.quietly
     def targets(self, values: ArrayLike) -> NDArray[np.float64]:
         """Return the clipped values, the targets of a regression; NaN for a cell that is not a number."""
         found = numbers(self.name, values)
@@ -193,7 +196,7 @@ class Date:
             raise InvalidValue(
                 f"column {self.name!r}: first must be before last, got {self.first!r}, {self.last!r}"
             )
-        if self.format is not None and "%" not in self.format:
+        if self.format is not None and not _is_format(self.format):
             raise InvalidValue(
                 f"format of column {self.name!r} must be a date format like '%d.%m.%Y', got {self.format!r}"
             )
@@ -368,6 +371,7 @@ def _digits(number: float) -> str:
         return ""
 
 
+@arrays.quietly
 def numbers(name: str, values: ArrayLike) -> NDArray[np.float64]:
     """Return numbers, NaN for a cell that is not one; refuse a column whose type is not numeric.
 
@@ -380,8 +384,7 @@ def numbers(name: str, values: ArrayLike) -> NDArray[np.float64]:
         hint = ": declare first and last in place of low and high" if raw.dtype.kind == "M" else ""
         raise InvalidValue(f"column {name!r} must hold numbers, got {raw.dtype.type.__name__}{hint}")
     if raw.dtype.kind in "biuf":
-        with np.errstate(over="ignore"):  # a warning about a long double would reveal it
-            return np.asarray(raw, dtype=np.float64)
+        return np.asarray(raw, dtype=np.float64)
     cells = raw.tolist()
     try:
         if _PLAIN.issuperset(map(type, cells)):  # numpy converts these types like `_number`
@@ -403,6 +406,15 @@ def _parsed(text: str, format: str | None) -> float:
         return float(datetime.strptime(text, format).toordinal() - _EPOCH)
     except ValueError:
         return math.nan
+
+
+def _is_format(format: str) -> bool:
+    """Return whether dates can be read in a format; a wrong one would fail on the first text in a column."""
+    try:
+        datetime.strptime(_SOME_DAY.strftime(format), format)
+    except Exception:  # of a directive that is unknown, or there twice
+        return False
+    return "%" in format
 
 
 def _day(cell: Any, format: str | None) -> float:

@@ -32,8 +32,8 @@ from farthing.queries.bounds import ClipNorm, Kind
 from farthing.queries.correlated import BandedGaussian, BandedShare, Cyclic, spread
 from farthing.queries.events import Event
 from farthing.queries.mechanisms import Gaussian
-from farthing.queries.query import Contribution, Query, refuse_overlap
-from farthing.queries.samplers import Everyone, FixedSize, Poisson, Sampler
+from farthing.queries.query import Contribution, Query
+from farthing.queries.samplers import Everyone, FixedSize, Poisson, Sampler, refuse_overlap
 
 Array = NDArray[np.float64]
 

@@ -22,10 +22,12 @@ against an observer who sees the best run and not the number of runs. The charge
 the budget of a run and the distribution of their number, and it is durable before the first run. Assumptions:
 a run reads records through its ledger only, also for the score, and candidates do not depend on records. The
 total running time reveals the number of runs: an observer who can measure it learns more than was paid for
-(docs/sharp-edges.md). A run that fails counts as the worst, for any failure.
+(docs/sharp-edges.md). A run that fails counts as the worst, for any failure. Warnings of runs are off, and
+notes are kept of the best one only, as they would count the others.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -161,18 +163,19 @@ def released(run: Run, candidates: Candidates, ledger: Ledger, event: TuningEven
     for candidate in candidates if isinstance(candidates, Sequence) else [draw()]:
         _rehearse(run, candidate, _run_ledger(ledger, tuned, rule, _Rehearsal))
     receipt = _paid(ledger, event)
-    best: tuple[float, Any, Any] | None = None
+    best: _Result | None = None
     for _ in range(RunCount(tuned.mean, tuned.shape).draw(stream)):
-        candidate = draw()
-        found = _result(run, candidate, _run_ledger(ledger, tuned, rule, _RunBooks), stream.sound)
-        if found is not None and (best is None or found.score > best[0]):
-            best = found.score, candidate, found.model
+        found = _result(run, draw(), _run_ledger(ledger, tuned, rule, _RunBooks), stream.sound)
+        if found is not None and (best is None or found.score > best.score):
+            best = found
     if best is None:
         raise NotReleased(
             f"every run failed, or the random number of runs was 0: {event} is charged, and nothing is "
             "released"
         )
-    return Tuned(best[1], best[2], best[0], _guarantee(ledger, event), receipt)
+    for text in best.notes:
+        ledger.note(text)
+    return Tuned(best.candidate, best.model, best.score, _guarantee(ledger, event), receipt)
 
 
 def run_count(runs: float, distribution: str | float) -> RunCount:
@@ -270,7 +273,8 @@ def _run_ledger(ledger: Ledger, event: TuningEvent, rule: Filter, kind: type[_Ru
 def _books(ledger: Ledger, rule: Filter, kind: type[_RunBooks]) -> _RunBooks:
     noise = ledger._books.noise
     books = kind(rule, Journal(None, header_of(rule, noise)), noise, ledger._books._block)
-    books.parent = ledger._books  # notes of a run are recorded there
+    if kind is _Rehearsal:
+        books.parent = ledger._books  # records what any run may assume; of the others, only the best's notes
     return books
 
 
@@ -291,8 +295,10 @@ def _rule(run: Event, delta: float, terms: Budget) -> Filter:
 
 
 class _Result(NamedTuple):
+    candidate: Any
     model: Any
     score: float
+    notes: list[str]
 
 
 def _rehearse(run: Callable[[Any, Ledger], Any], candidate: Any, ledger: Ledger) -> None:
@@ -308,12 +314,18 @@ def _rehearse(run: Callable[[Any, Ledger], Any], candidate: Any, ledger: Ledger)
 
 
 def _result(run: Run, candidate: Any, ledger: Ledger, sound: bool) -> _Result | None:
-    """Return the outcome of one run; None if it failed or has no score."""
+    """Return the outcome of one run; None if it failed or has no score.
+
+    Warnings are off: they would count the runs, and may name answers of runs that are not released.
+    """
     try:
-        model, score = run(candidate, ledger)
-        score = float(score)
+        with warnings.catch_warnings():
+            if sound:
+                warnings.simplefilter("ignore")
+            model, score = run(candidate, ledger)
+            score = float(score)
     except Exception:
         if not sound:
             raise
         return None
-    return _Result(model, score) if not math.isnan(score) else None
+    return None if math.isnan(score) else _Result(candidate, model, score, ledger._books.notes())

@@ -40,6 +40,7 @@ from farthing.linear.base import target_bounds
 from farthing.linear.fitting import ATTRIBUTES, BOUNDS, BUDGET, PARAMETERS, Algorithm, PrivateLinear
 from farthing.linear.losses import Loss, huber_hinge, logistic, multinomial, one_against_rest, squared
 from farthing.linear.solvers import CLASSIFIERS, REGRESSORS, Solver, SolverMethod
+from farthing.queries import arrays
 
 Array = NDArray[np.float64]
 
@@ -120,6 +121,7 @@ class _PrivateClassifier(base.PrivateClassifierMixin, PrivateLinear):
         classes = getattr(self, "classes_", self.classes) if classes is None else classes
         return self._fit(X, y, classes, sample_weight, None, more)
 
+    @arrays.quietly
     def _fit(
         self, X: Any, y: Any, declared: Any, sample_weight: Any, budgets: Any, more: bool = False
     ) -> Self:
@@ -225,6 +227,7 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):  # type: ignore[misc]
             self._checked(X, reset=False, training=True)
         return self._fit(X, y, sample_weight, None, more)
 
+    @arrays.quietly
     def _fit(self, X: Any, y: Any, sample_weight: Any, budgets: Any, more: bool = False) -> Self:
         low, high = self._ends(target_bounds(self.target_bounds))
         method = self._method(self.solvers)

@@ -20,6 +20,7 @@ from farthing.errors import BudgetSpent, InvalidValue
 from farthing.ledger.ledger import Ledger
 from farthing.linear.base import PUBLIC_SIZE, PrivateEstimator
 from farthing.linear.methods.dppca import components, dppca
+from farthing.queries import arrays
 from farthing.queries.query import Rows
 from farthing.statistics import ranges
 from farthing.statistics.cells import Cells
@@ -67,6 +68,7 @@ class _Preprocessor(TransformerMixin, PrivateEstimator):  # type: ignore[misc]
             raise InvalidValue(f"bounds must be (low, high) or 'private', got {self.bounds!r}")
         return table
 
+    @arrays.quietly
     def _shares(self, X: Any) -> Array:
         """Return each number as a position between its bounds, from 0 to 1; NaN if it is not finite."""
         low, high = self.bounds_
@@ -114,6 +116,7 @@ class PrivateScaler(OneToOneFeatureMixin, _Preprocessor):  # type: ignore[misc]
     ) -> None:
         self._remember(locals())
 
+    @arrays.quietly
     def fit(self, X: Any, y: Any = None) -> Self:
         """Check the arguments, charge the budget, and buy the bounds."""
         table = self._dense(X)
@@ -177,6 +180,7 @@ class PrivateBinner(_Preprocessor):
     ) -> None:
         self._remember(locals())
 
+    @arrays.quietly
     def fit(self, X: Any, y: Any = None) -> Self:
         """Check the arguments, charge the budget, and buy bounds and edges."""
         bins = validate.count(bins=self.bins)
@@ -296,6 +300,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator): 
     ) -> None:
         self._remember(locals())
 
+    @arrays.quietly
     def fit(self, X: Any, y: Any = None) -> Self:
         """Check the arguments, charge the budget, and release the second moments."""
         X = self._checked(X)

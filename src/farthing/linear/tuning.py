@@ -56,11 +56,12 @@ from farthing import validate
 from farthing.accounting import gaussian
 from farthing.accounting.filters import BasicFilter, GdpFilter
 from farthing.budget import Budget, Guarantee
-from farthing.errors import BudgetSpent, InvalidValue, NotReleased, Unsupported
+from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
 from farthing.ledger.tuning import Candidates, Tuned, part_of, rehearse, released, run_count, tuning_event
 from farthing.linear.base import PUBLIC_SIZE
 from farthing.linear.selection import Held, PrivateScore, Value, part_of_rest
+from farthing.queries import arrays
 from farthing.queries.events import PoissonEvent
 
 _ROUNDED = 1 - 1e-9  # so that the float sum of both parts still fits
@@ -90,7 +91,7 @@ def tune(
     ----------
     estimator : estimator
         An estimator of farthing, or one with parameters ``ledger``, ``epsilon`` and ``delta``, that spends
-        Gaussian answers (every solver except those that promise a plan).
+        Gaussian answers (every solver except those that promise a plan). It must also fit no rows at all.
     candidates : dict or sequence of dict or callable
         Parameters to draw from: a grid, a list, or a function of a random seed (an integer). They must not
         depend on records.
@@ -142,7 +143,8 @@ def tune(
     if value is None and is_regressor(estimator):
         raise InvalidValue("a regressor needs value=, a number in [0, 1] per record: larger is better")
     count, part = run_count(runs, distribution), part_of(ledger, epsilon, delta)
-    rows = Held(X, y)
+    # an empty sample of a list would have no columns, and be refused
+    rows = Held(arrays.features(X) if sampling_rate is not None and isinstance(X, list | tuple) else X, y)
     size = len(rows) if records is None else validate.count(records=records)
     event: Any
     if sampling_rate is None:
@@ -156,8 +158,7 @@ def tune(
     def run(candidate: Mapping[str, Any], own: Ledger) -> tuple[Any, float]:
         fit, score = (share_of(own, each) for each in (1 - share, share))
         model = made(estimator, candidate)
-        if not len(rows):  # an error for an empty sample would be a release that was not paid for
-            raise NotReleased("a sample of no record has no best candidate")
+        # rows may be none: to fail then would reveal it
         model.set_params(ledger=own, epsilon=fit.epsilon, delta=fit.delta, records=size).fit(rows.X, rows.y)
         if records is None:
             own.note(PUBLIC_SIZE)

@@ -11,9 +11,10 @@ Traceback (most recent call last):
 farthing.errors.InvalidValue: the cell must be a number
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from farthing.errors import FarthingError, InvalidValue
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _LISTED = ("to_pylist", "to_list")  # pyarrow, polars, pandas' extension types: numpy converts nulls
 _REAL = "biuf"  # numpy's kinds: booleans, integers and floats
@@ -46,6 +48,23 @@ def attempt(function: Callable[..., T], *given: Any, said: str | Callable[[], st
     except Exception:
         pass
     raise InvalidValue(said if isinstance(said, str) else said())
+
+
+def quietly(function: Callable[P, T]) -> Callable[P, T]:
+    """Return a function that reads private records without numpy's warnings and errors about their values.
+
+    What numpy says of a number (`np.seterr`) would reveal its record.
+
+    >>> quietly(np.divide)(np.array([1e300]), 1e-300).tolist()
+    [inf]
+    """
+
+    @functools.wraps(function)
+    def quiet(*given: P.args, **named: P.kwargs) -> T:
+        with np.errstate(all="ignore"):  # for any np.seterr
+            return function(*given, **named)
+
+    return quiet
 
 
 def features(X: Any) -> Any:
@@ -259,6 +278,6 @@ def _real(values: Any, name: str) -> Any:
         what = "Complex data not supported: " if values.dtype.kind == "c" else ""
         raise InvalidValue(f"{what}{name} must be real numbers, got {values.dtype.type.__name__}")
     if values.dtype.char == "g":  # finite long doubles may overflow in float64
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", under="ignore"):
             return values.astype(np.float64)
     return values

@@ -86,9 +86,8 @@ class Arrivals:
         return (self._memory or _Seen()).draw(records, turn)
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
-        return event_of(step)
+        return event_of(step, self)
 
     def plan(self, step: Event | HasEvent, steps: int, observer: Observer = Observer.ANYONE) -> RepeatedEvent:
         """Return the price of turns 0 to ``steps`` - 1, of which a record is in one."""
-        validate.count(steps=steps)
-        return RepeatedEvent(event_of(step), 1)
+        return RepeatedEvent(event_of(step, self, validate.count(steps=steps)), 1)

@@ -74,7 +74,7 @@ from farthing.queries.bounds import Bound
 from farthing.queries.events import BalancedEvent, Event, RepeatedEvent
 from farthing.queries.mechanisms import Array, Gaussian, enlarged, refuse_width
 from farthing.queries.plan_lock import PlanLock
-from farthing.queries.samplers import HasEvent, Indices, Poisson, event_of
+from farthing.queries.samplers import HasEvent, Indices, Poisson, event_of, one_turn
 
 Integers = NDArray[np.int64]
 InTurns = TypeVar("InTurns", "Cyclic", "Balanced")
@@ -422,11 +422,12 @@ class Cyclic:
         return self._memory.members(turn % self.groups) if self._memory is not None else _NOBODY
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
-        return Poisson(self.rate).amplify(event_of(step), observer)
+        return Poisson(self.rate).amplify(event_of(step, self), observer)
 
     def plan(self, step: Event | HasEvent, steps: int, observer: Observer = Observer.ANYONE) -> RepeatedEvent:
         """Return the price of turns 0 to ``steps`` - 1: a record is eligible in one of ``groups`` turns."""
-        return RepeatedEvent(self.amplify(step, observer), -(-validate.count(steps=steps) // self.groups))
+        one = self.amplify(event_of(step, self, validate.count(steps=steps)), observer)
+        return RepeatedEvent(one, -(-steps // self.groups))
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,12 +443,11 @@ class Balanced:
 
     Notes
     -----
-    Each record's turn is drawn independently, so the guarantee holds under add-remove. A pass costs less than
-    as many Poisson samples of the same expected size: `farthing.accounting.allocation` has the theorem, for
+    Each record's turn is drawn independently, so the guarantee holds under add-remove. Unless noise is small,
+    a pass costs less than as many Poisson samples: `farthing.accounting.allocation` has the theorem, for
     add-remove and zero-out; there is none for replace-one. With banded noise the rows of different eligible
     turns of a record do not overlap, so its shifts are orthogonal, like those of independent noise, and the
-    theorem holds with σ in place of the noise (the proof above, one cycle at a time). After lost turns (a new
-    process, a skipped turn) nothing is drawn until a pass begins.
+    theorem holds with σ in place of the noise. After lost turns nothing is drawn until a pass begins.
 
     Examples
     --------
@@ -491,10 +491,10 @@ class Balanced:
         return self._memory.members(turn % self.groups) if self._memory is not None else _NOBODY
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
-        return Poisson(1 / self.bins).amplify(event_of(step), observer)
+        return Poisson(1 / self.bins).amplify(one_turn(step, self), observer)
 
     def plan(self, step: Event | HasEvent, steps: int, observer: Observer = Observer.ANYONE) -> RepeatedEvent:
         """Return the price of turns 0 to ``steps`` - 1: a record is in one turn per pass."""
-        seen = observer is Observer.COORDINATOR
-        event = Poisson(1.0).amplify(step, observer) if seen else BalancedEvent(self.bins, event_of(step))
+        one, seen = event_of(step, self, steps), observer is Observer.COORDINATOR
+        event = Poisson(1.0).amplify(one, observer) if seen else BalancedEvent(self.bins, one)
         return RepeatedEvent(event, -(-validate.count(steps=steps) // self.period))

@@ -296,7 +296,11 @@ class NoisyMax:
             raise InvalidValue(f"kind must be 'gumbel' or 'laplace', got {self.kind!r}")
 
     def unit_event(self) -> Event:
-        return self._priced(1 / self.noise_multiplier)
+        """Refuse: signs of scores and the adjacency decide whether a gap changes by 1 bound or by up to 4."""
+        raise Unsupported(
+            "a choice has no price without the adjacency and the bound of its scores: use "
+            "Query(...).price(budget)"
+        )
 
     def check(self, bound: Bound, shape: tuple[int, ...] | None) -> None:
         if not isinstance(bound, ClipValue):

@@ -215,7 +215,7 @@ class Personal:
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
         """Return the event of ``step`` for every level, with its rate and the noise over its weight."""
-        event = event_of(step)
+        event = event_of(step, self)
         parts = zip(self.sampling_rates, self.weights, self.factors, strict=True)
         return PersonalEvent(tuple(_level(event, *part, observer) for part in parts))
 
@@ -290,11 +290,12 @@ class PersonalCyclic(Personal):
         return np.sort(np.concatenate([_NOBODY, *parts]))
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
-        return self.chances.amplify(step, observer)
+        return self.chances.amplify(event_of(step, self), observer)
 
     def plan(self, step: Event | HasEvent, steps: int, observer: Observer = Observer.ANYONE) -> RepeatedEvent:
         """Return the price of turns 0 to ``steps`` - 1: a record is eligible in one of ``groups`` turns."""
-        return RepeatedEvent(self.amplify(step, observer), -(-validate.count(steps=steps) // self.groups))
+        one = self.amplify(event_of(step, self, validate.count(steps=steps)), observer)
+        return RepeatedEvent(one, -(-steps // self.groups))
 
 
 def _level(event: Event, rate: float, weight: float, factor: float, observer: Observer) -> Event:

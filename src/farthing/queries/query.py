@@ -31,7 +31,7 @@ from farthing.queries.bounds import ROWS, Bound
 from farthing.queries.events import Event, PersonalEvent, RepeatedEvent, TurnEvent
 from farthing.queries.mechanisms import Mechanism
 from farthing.queries.personal import Personal
-from farthing.queries.samplers import Everyone, Indices, Sampler
+from farthing.queries.samplers import Everyone, Indices, Sampler, refuse_more, refuse_overlap
 
 Array = NDArray[np.float64]
 P = ParamSpec("P")
@@ -213,8 +213,7 @@ class Query:
             raise Unsupported(
                 f"no theorem prices {self.mechanism!r} on draws of {self.sampler!r}: both depend on the turn"
             )
-        if (most := getattr(self.mechanism, "steps", steps)) < steps:
-            raise InvalidValue(f"{self.mechanism!r} covers at most {most} turns and has no price for {steps}")
+        refuse_more(self.mechanism, steps)
         if sampler is not None:
             one = self.mechanism.event(self.bound, budget.adjacency, True)
             return cast(Event, sampler(one, steps, budget.observer))
@@ -262,18 +261,6 @@ def refuse_weights(contribution: Contribution, bound: Bound, mechanism: Mechanis
         raise Unsupported(f"{bound!r} gives a failing record a value above 0, so records cannot be weighted")
     if getattr(mechanism, "slack", 0.0):
         raise Unsupported(f"{mechanism!r} adds up in float32, too coarse for weights: use sampling rates")
-
-
-def refuse_overlap(sampler: Sampler, mechanism: Mechanism) -> None:
-    """Refuse noise that is correlated over more turns than lie between two possible draws of a record."""
-    bands, apart = getattr(mechanism, "bands", 1), getattr(sampler, "separation", 1)
-    if bands > apart:
-        raise Unsupported(
-            f"noise of {bands} bands needs {bands} turns between two draws of a record, and {sampler!r} "
-            f"leaves {apart}: sample with Cyclic(sampling_rate, groups={bands})"
-        )
-    if hasattr(mechanism, "suits"):
-        mechanism.suits(sampler)
 
 
 @dataclass(frozen=True, slots=True)

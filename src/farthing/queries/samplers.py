@@ -10,14 +10,14 @@ PoissonEvent(rate=0.01, event=GaussianEvent(noise=1.1))
 
 from collections.abc import Sized
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farthing import validate
 from farthing.budget import Observer
-from farthing.errors import InvalidValue
+from farthing.errors import InvalidValue, Unsupported
 from farthing.noise.lattice import Stream
 from farthing.queries.events import DrawnEvent, Event, FixedSizeEvent, PoissonEvent, TruncatedEvent
 
@@ -48,10 +48,33 @@ class Sampler(Protocol):
         """Return the event of ``step`` on such a draw, as ``observer`` sees it."""
 
 
-def event_of(step: Event | HasEvent) -> Event:
-    """Return the event itself, or the event of a mechanism on contributions bounded by one."""
+def refuse_overlap(sampler: Sampler, mechanism: Any) -> None:
+    """Refuse noise that is correlated over more turns than lie between two possible draws of a record."""
+    bands, apart = getattr(mechanism, "bands", 1), getattr(sampler, "separation", 1)
+    if bands > apart:
+        raise Unsupported(
+            f"noise of {bands} bands needs {bands} turns between two draws of a record, and {sampler!r} "
+            f"leaves {apart}: sample with Cyclic(sampling_rate, groups={bands})"
+        )
+    if hasattr(mechanism, "suits"):
+        mechanism.suits(sampler)
+
+
+def refuse_more(mechanism: Any, steps: int) -> None:
+    """Refuse more turns than noise covers that its sampler prices."""
+    if (most := getattr(mechanism, "steps", steps)) < steps:
+        raise InvalidValue(f"{mechanism!r} covers at most {most} turns and has no price for {steps}")
+
+
+def event_of(step: Event | HasEvent, sampler: Sampler, steps: int = 1) -> Event:
+    """Return the event itself, or the event of a mechanism on contributions bounded by one.
+
+    A mechanism whose turns cost more together on draws of ``sampler`` than one by one is refused.
+    """
     if isinstance(step, Event):
         return step
+    refuse_overlap(sampler, step)
+    refuse_more(step, steps)
     try:
         return step.unit_event()
     except AttributeError:
@@ -60,6 +83,15 @@ def event_of(step: Event | HasEvent) -> Event:
         raise InvalidValue(
             f"step must be a mechanism such as ft.Gaussian(1.0), or sampler.amplify(mechanism), got {step!r}"
         ) from None
+
+
+def one_turn(step: Event | HasEvent, sampler: Sampler) -> Event:
+    """Return the event itself; refuse a mechanism, as several turns of ``sampler`` may cost more together."""
+    if isinstance(step, Event):
+        return step
+    raise Unsupported(
+        f"turns of {sampler!r} are priced together: ask for its plan(mechanism, steps), which is one step"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +109,7 @@ class Everyone:
         return slice(None)
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
-        return event_of(step)
+        return event_of(step, self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +144,8 @@ class Poisson:
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
         if observer is Observer.COORDINATOR:
-            return DrawnEvent(self.sampling_rate, event_of(step))
-        return PoissonEvent(self.sampling_rate, event_of(step))
+            return DrawnEvent(self.sampling_rate, event_of(step, self))
+        return PoissonEvent(self.sampling_rate, event_of(step, self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +225,7 @@ class TruncatedPoisson:
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
         if observer is Observer.COORDINATOR or self.max_batch_size >= self.of:  # draws seen, or never cut
             return Poisson(self.sampling_rate).amplify(step, observer)
-        return TruncatedEvent(self.sampling_rate, self.max_batch_size, self.of, event_of(step))
+        return TruncatedEvent(self.sampling_rate, self.max_batch_size, self.of, event_of(step, self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +262,8 @@ class FixedSize:
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
         if observer is Observer.COORDINATOR:
-            return DrawnEvent(self.size / self.of, event_of(step))
-        return FixedSizeEvent(self.size, self.of, event_of(step))
+            return DrawnEvent(self.size / self.of, event_of(step, self))
+        return FixedSizeEvent(self.size, self.of, event_of(step, self))
 
 
 def OneRecord(of: int) -> FixedSize:

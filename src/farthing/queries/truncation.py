@@ -47,7 +47,7 @@ from farthing.errors import InvalidValue
 from farthing.noise.lattice import Stream
 from farthing.queries.correlated import Cyclic, Integers, TurnGroups
 from farthing.queries.events import Event, RepeatedEvent
-from farthing.queries.samplers import HasEvent, Indices, TruncatedPoisson
+from farthing.queries.samplers import HasEvent, Indices, TruncatedPoisson, event_of
 
 
 class _DealtGroups(TurnGroups):
@@ -158,8 +158,9 @@ class TruncatedCyclic:
         return (self._memory or _DealtGroups()).members(turn % self.groups)
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
-        return self.within_group.amplify(step, observer)
+        return self.within_group.amplify(event_of(step, self), observer)
 
     def plan(self, step: Event | HasEvent, steps: int, observer: Observer = Observer.ANYONE) -> RepeatedEvent:
         """Return the price of turns 0 to ``steps`` - 1: a record is eligible in one of ``groups`` turns."""
-        return RepeatedEvent(self.amplify(step, observer), -(-validate.count(steps=steps) // self.groups))
+        one = self.amplify(event_of(step, self, validate.count(steps=steps)), observer)
+        return RepeatedEvent(one, -(-steps // self.groups))

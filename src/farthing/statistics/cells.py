@@ -252,8 +252,9 @@ def mean(
         raise InvalidValue("records is the number of all records: leave it out with by, groups are counted")
     public = None if records is None else validate.count(records=records)
     sums = Sums(len(names) or 1, low, high, _COUNTED if public is None else 0.0)
+    rows = Rows(codes, numbers("values", values))  # may be refused, so before the charge
     spend = Allowance.of(ledger, epsilon, delta, sums.norms)
-    total, deviation = spend.ask(Rows(codes, numbers("values", values)), sums, sums.norms)
+    total, deviation = spend.ask(rows, sums, sums.norms)
     if public is not None:
         z, half = np.clip(total[1] / public, -1, 1), (high - low) / 2
         off = np.minimum(half * deviation * spend.quantile / public, high - low)

@@ -39,6 +39,7 @@ from scipy import sparse
 from farthing.data.tables import Table
 from farthing.errors import InvalidValue
 from farthing.noise import summing
+from farthing.queries import arrays
 
 Array = NDArray[np.float64]
 
@@ -72,12 +73,14 @@ def cells_of(x: Array) -> Codes:
     return codes.astype(np.uint8)
 
 
+@arrays.quietly
 def mapped(X: Any, low: Array, high: Array) -> Array:
     """Return rows with bounds mapped onto [0, 1] and values beyond them clipped; NaN stays."""
     dense = np.asarray(X.toarray() if sparse.issparse(X) else X, dtype=np.float64)
     return np.clip((dense - low) / (high - low), 0.0, 1.0)
 
 
+@arrays.quietly
 def codes_of(X: Any, low: Array, high: Array) -> Codes:
     """Return the codes of a table, one row a feature; a row that is not finite has codes 0."""
     codes = np.zeros((X.shape[1], X.shape[0]), np.uint8)

@@ -31,6 +31,7 @@ from farthing.linear.base import PUBLIC_SIZE, PrivateEstimator, target_bounds
 from farthing.linear.losses import Loss, logistic, multinomial, squared
 from farthing.linear.problem import Problem
 from farthing.linear.solvers import SolverMethod
+from farthing.queries import arrays
 
 Array = NDArray[np.float64]
 
@@ -169,6 +170,7 @@ class _ShapeClassifier(base.PrivateClassifierMixin, _Shapes):
 
     classes: Any
 
+    @arrays.quietly
     def fit(self, X: Any, y: Any) -> Self:
         """Check everything, charge the budget, and train until it is spent."""
         classes = base.declared(self.classes)
@@ -206,6 +208,7 @@ class _ShapeRegressor(RegressorMixin, _Shapes):  # type: ignore[misc]
 
     target_bounds: Any
 
+    @arrays.quietly
     def fit(self, X: Any, y: Any) -> Self:
         """Check everything, charge the budget, and train until it is spent."""
         low, high = target_bounds(self.target_bounds)

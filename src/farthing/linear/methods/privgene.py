@@ -166,7 +166,7 @@ class NoisyTop:
         validate.positive(noise_multiplier=self.noise_multiplier), validate.count(count=self.count)
 
     def unit_event(self) -> Event:
-        return RepeatedEvent(NoisyMax(self.noise_multiplier).unit_event(), self.count)
+        return NoisyMax(self.noise_multiplier).unit_event()  # refused
 
     def check(self, bound: Bound, shape: tuple[int, ...] | None) -> None:
         NoisyMax(self.noise_multiplier).check(bound, shape)
