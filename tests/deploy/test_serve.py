@@ -334,6 +334,17 @@ def test_what_a_run_must_be(tmp_path, old, new, what, capsys):
     assert what in capsys.readouterr().err
 
 
+def test_a_party_with_the_node_of_another_is_refused(tmp_path):
+    """A public.toml is the party's own: with another's node in it, that party would never be asked."""
+    path = set_up(tmp_path, NAMES, port=9092, records=5, method=ADDP)
+    a, b = (next(tmp_path.rglob(f"{name}/public.toml")) for name in ("a", "b"))
+    node = next(line for line in a.read_text().splitlines() if line.startswith("node"))
+    for said in (node, f'{node[:-1]} b@elsewhere"'):
+        b.write_text(f"{b.read_text().splitlines()[0]}\n{said}\n")
+        with pytest.raises(InvalidValue, match="a node of their own"):
+            RunFile.load(path)
+
+
 def test_a_run_that_is_over_stays_so(tmp_path):
     plan = plan_of(tmp_path, records=5)
     plan.folder.mkdir()
