@@ -135,6 +135,16 @@ def test_noise_that_only_a_rough_bound_holds_by_is_raised(epsilon, delta, adjace
     assert calibrate.affordable(poisson(rate, found, steps), budget)
 
 
+@pytest.mark.parametrize("adjacency", Adjacency)
+@pytest.mark.parametrize("records", [22, 40, 188])
+def test_a_count_is_one_that_a_ledger_accepts(records, adjacency):
+    """Counts are bounded on several lines, and a plan as a whole on a line of its own."""
+    event, budget = FixedSizeEvent(1, records, GaussianEvent(100.0)), Budget(3.0, 1e-6, adjacency)
+    count = calibrate.steps(event, budget)
+    assert calibrate.affordable(RepeatedEvent(event, count), budget)
+    assert not calibrate.affordable(RepeatedEvent(event, math.ceil(count * 1.0002)), budget)
+
+
 def test_gaussian_steps_are_exact():
     for k in (1, 2, 7, 1000):
         budget = Budget(1.0, 1e-6)

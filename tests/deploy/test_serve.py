@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import urllib.request
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from farthing.deploy.guard import server
 from farthing.deploy.guard.policy import Policy
 from farthing.deploy.messages.signed import Signer
 from farthing.deploy.messages.transport import InProcess, carry
+from farthing.deploy.metrics import exposition, of_run
 from farthing.deploy.processes import Child
 from farthing.deploy.serve import RunFile, RunProgress, coordinate
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue
@@ -133,6 +135,42 @@ def test_one_party_at_a_time(tmp_path, guards):
         )
     report = coordinated(plan, guards(tmp_path))
     assert report["rounds"] == 15
+    assert [party["left"] for party in report["parties"]] == [None] * 3
+
+
+def test_nothing_that_is_shown_tells_whose_turn_it_was(tmp_path, guards):
+    """The guarantee of SGD1 against anyone else assumes that nobody sees the turns."""
+    limits = 'noise = 0.01\nclip = 3.0\nrounds = 100000\ndraws = ["exactly:1"]'
+    plan = plan_of(tmp_path, method='name = "sgd1"\nmost = 45', records=5, epsilon=8.0, limits=limits)
+    for name in NAMES:
+        policy = tmp_path / name / "policy.toml"
+        text = policy.read_text()
+        policy.write_text(text.replace("delta = 1e-6", 'delta = 1e-3\nadjacency = "replace-one"'))
+    whole, board, seen, asked = guards(tmp_path), RunProgress(plan), set(), set()
+
+    def watched(name):
+        def door(message):
+            asked.add(name)
+            missed = name == "c" and board.view().round and sum(message) % 2  # some of its turns
+            reply = b"" if missed else whole._parties[name](message)
+            view = board.view()
+            lines = exposition(of_run(view)[1]).splitlines()
+            told = [
+                line
+                for line in lines
+                if not line.startswith(("#", "farthing_round ", "farthing_round_seconds"))
+            ]
+            if view.round:
+                seen.add(json.dumps([told, [asdict(party) for party in view.parties]]))
+            return reply
+
+        return door
+
+    plan.folder.mkdir()
+    signer, slow = Signer.load(plan.keys / "coordinator.key"), replace(plan, seconds=0.3, patience=10**6)
+    coordinate(slow, InProcess({name: watched(name) for name in NAMES}), signer, None, board)
+    assert asked == set(NAMES)
+    assert len(seen) == 1
 
 
 @pytest.mark.parametrize("method", ['name = "sgd1"\nmost = 15', 'name = "sgd2"\nmost = 3'])
@@ -332,6 +370,17 @@ def test_what_a_run_must_be(tmp_path, old, new, what, capsys):
     assert what in str(error.value)
     assert main(["serve", str(path)]) == 2
     assert what in capsys.readouterr().err
+
+
+def test_a_party_with_the_node_of_another_is_refused(tmp_path):
+    """A public.toml is the party's own: with another's node in it, that party would never be asked."""
+    path = set_up(tmp_path, NAMES, port=9092, records=5, method=ADDP)
+    a, b = (next(tmp_path.rglob(f"{name}/public.toml")) for name in ("a", "b"))
+    node = next(line for line in a.read_text().splitlines() if line.startswith("node"))
+    for said in (node, f'{node[:-1]} b@elsewhere"'):
+        b.write_text(f"{b.read_text().splitlines()[0]}\n{said}\n")
+        with pytest.raises(InvalidValue, match="a node of their own"):
+            RunFile.load(path)
 
 
 def test_a_run_that_is_over_stays_so(tmp_path):

@@ -325,3 +325,13 @@ def test_without_pytorch_a_network_is_refused_by_name(simulate: Any, monkeypatch
     code, out, err = simulate("--method", "fedsgd")
     assert (code, out) == (2, "")
     assert "--method fedsgd needs PyTorch: pip install torch" in err
+
+
+def test_whose_turns_sgd1_took_is_not_told(told: Any) -> None:
+    """The guarantee against anyone assumes that they are secret: all clients are said to take equally many."""
+    few = ("--method", "sgd1", "--records-per-client", 3, "--adjacency", "replace-one")
+    found = told(*few, "--noise-multiplier", 300, epsilon=3.0)
+    assert found["groups"] == [
+        {"epsilon": 3.0, "clients": USERS, "rounds": found["groups"][0]["rounds"], "done": 54}
+    ]
+    assert found["groups"][0]["done"] * USERS == (3 * USERS) ** 2

@@ -114,3 +114,24 @@ def test_an_invitation_that_is_refused_leaves_everybody_as_they_were():
     with pytest.raises(InvalidValue, match="no client was invited"):
         alone.ask(GRADIENT, ZEROS)
     assert alone.left.tolist() == [0]
+
+
+@pytest.mark.parametrize("adjacency", ft.Adjacency)
+@pytest.mark.parametrize(
+    ("invitation", "records"),
+    [
+        *[(Invitation(1.0, Exactly(1), noise_multiplier=100.0), records) for records in (21, 22, 40, 188)],
+        *[
+            (Invitation(1.0, draw, rounds, calibration="sampling", accountant="sampling"), 3)
+            for draw in (Everyone(), Exactly(1), Exactly(3), Poisson(1.0))
+            for rounds in (1, 10, 26)
+        ],
+    ],
+    ids=str,
+)
+def test_a_ledger_accepts_the_rounds_that_were_agreed_to(invitation, records, adjacency):
+    """A guard whose ledger refuses them would leave the run at the first question; a simulation has none."""
+    for epsilon, delta in ((3.0, 1e-6), (0.5, 1e-8)):
+        budget = ft.Budget(epsilon, delta, adjacency, observer=invitation.observer)
+        agent = ClientAgent(ft.Ledger(budget).over(Table(X[:1], Y[:1])), records)
+        assert agent.join(invitation).rounds == agent.left > 0

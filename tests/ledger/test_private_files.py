@@ -1,6 +1,7 @@
 """Ledgers, their heads and write-ahead logs, logs of answers and keys: only their owner opens them."""
 
 import contextlib
+import errno
 import os
 import sqlite3
 import stat
@@ -12,6 +13,7 @@ import farthing as ft
 from farthing.budget import Budget
 from farthing.deploy import keys as keyring
 from farthing.deploy.guard.keeper import AnswerLog
+from farthing.deploy.messages.signed import Signer
 from farthing.errors import LedgerLocked
 from farthing.ledger.journal import Journal
 from farthing.ledger.journal_head import create_private, narrow
@@ -140,3 +142,27 @@ def test_what_is_no_journal_is_left_as_it_is(tmp_path, kind):
 def test_a_path_is_the_name_of_a_file(path):
     with pytest.raises(ft.InvalidValue, match="name of a file"):
         ft.Ledger(ft.Budget(1.0, 1e-5), journal=path)
+
+
+def test_keys_that_others_can_open_are_narrowed(tmp_path, caplog):
+    """They come with the modes of a copy, of an archive or of an image."""
+    folder = tmp_path / "keys"
+    keyring.make(folder, ["a"], [], coordinator=False)
+    guard, node = folder / "a" / "guard.key", folder / "a" / "node.key"
+    for path, load in ((guard, Signer.load), (node, keyring.check_node_key)):
+        os.chmod(path, 0o644)
+        load(path)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [record.args[0] for record in caplog.records] == [str(guard), str(node)]
+
+
+def test_a_mode_that_cannot_be_changed_is_said_and_stops_nothing(tmp_path, caplog, monkeypatch):
+    Signer.new().save(tmp_path / "key")
+    os.chmod(tmp_path / "key", 0o640)
+
+    def read_only(path, mode):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "chmod", read_only)
+    Signer.load(tmp_path / "key")
+    assert "cannot be changed" in caplog.text

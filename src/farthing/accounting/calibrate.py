@@ -287,6 +287,9 @@ def _steps(event: pld.Steps, spent: pld.Steps, epsilon: float, goal: float) -> i
     def fits(count: int) -> bool:
         return _shown(plan(count), epsilon, goal) <= goal
 
+    back = 1  # another line than counts are accepted by may have shown more
+    while low and not fits(low):
+        low, back = max(low - back, 0), 2 * back
     reach = 1
     while low + reach <= MOST_STEPS and fits(low + reach):
         low, reach = low + reach, 2 * reach

@@ -50,11 +50,13 @@ def amplified(rounds: int, budget: Budget, sampler: Sampler) -> float:
 
 def sampled(rounds: int, budget: Budget, sampler: Sampler) -> float:
     """Return the noise of A-DDP's Gaussian Sampling Composition Theorem."""
-    epsilon, delta, rate = budget.epsilon, budget.delta, _rate(sampler)
+    rate = _rate(sampler)
+    # by as much as other noise is calibrated inside a budget, so that a ledger accepts the planned rounds
+    epsilon, delta = (inner(part, 2) or part for part in (budget.epsilon, budget.delta))
     safe = gaussian.noise(epsilon, delta) * math.sqrt(rounds) * (1 + 1e-12)
 
     def excess(noise: float) -> float:
-        return math.log(sampling.delta(noise, rate, rounds, epsilon) / inner(delta))
+        return math.log(sampling.delta(noise, rate, rounds, epsilon) / delta)
 
     unsafe = safe
     while unsafe > 1e-3 and excess(unsafe) <= 0:

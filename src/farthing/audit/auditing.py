@@ -11,21 +11,21 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from farthing import validate
+from farthing.audit import thresholds
 from farthing.audit.statistics import (
     Curve,
     FittedStatistic,
     LastBits,
     Outcomes,
     Projection,
-    Scores,
     Unknown,
     caught,
     lowest_bit,
     value,
 )
+from farthing.audit.thresholds import FlagRule, Statistic
 from farthing.budget import Budget, Shown
 from farthing.errors import InvalidValue
 from farthing.noise.lattice import Stream
@@ -242,12 +242,9 @@ def section(verdicts: Iterable[tuple[str, Verdict]], title: str = "Audit") -> st
     )
 
 
-Array = NDArray[np.float64]
-Statistic = Scores | FittedStatistic
 Mechanism = Callable[[Any, int, Stream], Any]
 
-_THRESHOLDS = 400  # chosen on runs that are not counted
-_STRICTER = 100  # times less failure allowed in that choice, so that no threshold wins by luck in a tail
+_WIDEST = 8  # bytes of a number: what lies below the last bit of a float64 would not be looked at
 
 
 def audit_mechanism(
@@ -277,8 +274,9 @@ def audit_mechanism(
         What the mechanism is said to be.
     statistic : callable, FittedStatistic or a sequence of them, optional
         What is looked at in outputs: one number a run, large where it says "with". None looks at outputs as
-        they are, projected if they are vectors, or by outcome if they are whole numbers, and at the last bits
-        of floats (`statistics.lowest_bit`, `statistics.LastBits`), which show noise that was added in floats.
+        they are, projected if they are vectors, at how often each occurs if they are whole numbers, and at
+        the last bits of floats (`statistics.lowest_bit`, `statistics.LastBits`), which show noise that was
+        added in floats.
     trials : int, default 10,000
         Runs in each world.
     confidence : float, default 0.99
@@ -319,10 +317,12 @@ def audit_mechanism(
         raise InvalidValue(f"claim must be a Budget, got {claim!r}")
     trials = validate.count(trials=trials)
     confidence = validate.probability(confidence=confidence)
+    if threshold is not None:
+        validate.finite(threshold=threshold)
     stream = Stream() if stream is None else stream
     if not isinstance(neighbours, Sequence) or len(neighbours) != 2:
         raise InvalidValue("neighbours must be two data sets, (without, with)")
-    without, within = (_runs(mechanism, data, trials, stream) for data in neighbours)
+    without, within = _alike(*(_runs(mechanism, data, trials, stream) for data in neighbours))
     named = _named(_by_default(without, threshold) if statistic is None else statistic)
     if threshold is not None and (len(named) != 1 or isinstance(named[0][1], FittedStatistic)):
         raise InvalidValue("a fixed threshold needs one plain function of the outputs; leave it out")
@@ -369,35 +369,22 @@ def judge(
     if threshold is not None:
         name, plain = statistics[0]
         assert not isinstance(plain, FittedStatistic)
-        above, sign = threshold, 1.0
-        scores = plain
+        rule = FlagRule(plain, threshold)
     else:
         half = trials // 2
         if half < 2:
             raise InvalidValue(
                 f"trials must be at least 4 where a threshold is chosen on half of them, got {trials}"
             )
-        strict = 1 - (1 - confidence) / _STRICTER
-        chosen = [
-            _choose(statistic, without[:half], within[:half], curve, claim, strict, trials - half)
-            for _, statistic in statistics
-        ]
-        best = max(range(len(chosen)), key=lambda place: chosen[place][0])
-        name, (_, scores, above, sign) = statistics[best][0], chosen[best]
+        name, rule = thresholds.best(statistics, without[:half], within[:half], curve, claim, confidence)
         without, within, trials = without[half:], within[half:], trials - half
-    false, hit = (int(np.count_nonzero(sign * _seen(scores, part) >= above)) for part in (without, within))
+    false, hit = rule.flagged(without), rule.flagged(within)
     strength = float(curve.strengths(hit, false, trials, claim, confidence))
     said = f"{attack}: {name}" if attack and name else attack or name
     power = partial(caught, curve, hit, false, trials, claim, confidence)
     return Verdict(
         curve.epsilon(strength, claim), claim, trials, confidence, said, curve.assumption, caught=power
     )
-
-
-def _seen(scores: Scores, outputs: Any) -> Array:
-    """Return scores of outputs; NaN, which may also be evidence, is ranked below all others."""
-    values = np.asarray(scores(outputs), dtype=np.float64)
-    return np.where(np.isnan(values), -np.inf, values)
 
 
 def each(mechanism: Callable[[Any, Stream], Any]) -> Mechanism:
@@ -446,16 +433,29 @@ def _runs(mechanism: Mechanism, data: Any, trials: int, stream: Stream) -> Any:
             f"the mechanism must return one row a run, {trials} of them, got shape {outputs.shape}; "
             "wrap one that returns a single output in farthing.audit.each"
         )
-    if outputs.dtype.kind not in "biuf":
+    if outputs.dtype.kind not in "biuf" or outputs.dtype.itemsize > _WIDEST:
         raise InvalidValue(f"outputs must be numbers, or codes of outcomes, got {outputs.dtype}")
+    if not outputs.size:
+        raise InvalidValue(f"outputs must hold at least one number each, got shape {outputs.shape}")
     return outputs
 
 
+def _alike(without: Any, within: Any) -> tuple[Any, Any]:
+    """Return outputs of both worlds as one kind of numbers, each row in the same form."""
+    if without.shape != within.shape:
+        raise InvalidValue(
+            f"outputs of both worlds must have one shape, got {without.shape} and {within.shape}: a shape "
+            "that depends on the data tells the worlds apart by itself"
+        )
+    kind = np.result_type(without, within)
+    return without.astype(kind, copy=False), within.astype(kind, copy=False)
+
+
 def _by_default(outputs: Any, threshold: float | None) -> Sequence[Statistic]:
-    """Return the outputs as they are, and the last bits of floats where a threshold is chosen."""
-    if outputs.dtype.kind in "biu":
-        return [Outcomes()]
+    """Return the outputs as they are, and also by outcome or by last bits where a threshold is chosen."""
     plain: Statistic = Projection() if outputs.ndim > 1 and outputs[0].size > 1 else value
+    if outputs.dtype.kind in "biu":
+        return [Outcomes()] if threshold is not None else [Outcomes(), plain]
     return [plain] if threshold is not None else [plain, lowest_bit, LastBits()]
 
 
@@ -465,34 +465,3 @@ def _named(statistic: Statistic | Sequence[Statistic]) -> list[tuple[str, Statis
         (str(getattr(part, "name", None) or getattr(part, "__name__", "statistic")).replace("_", " "), part)
         for part in parts
     ]
-
-
-def _choose(
-    statistic: Statistic,
-    without: Any,
-    within: Any,
-    curve: Curve,
-    claim: Budget,
-    confidence: float,
-    counted: int,
-) -> tuple[float, Scores, float, float]:
-    """Choose a threshold on runs that are not counted; return its strength, scores, threshold and sign."""
-    scores = statistic.fit(without, within) if isinstance(statistic, FittedStatistic) else statistic
-    found = [_seen(scores, part) for part in (without, within)]
-    options = []
-    for sign in (1.0, -1.0):
-        first, second = np.sort(sign * found[0]), np.sort(sign * found[1])
-        levels = np.unique(np.concatenate([first, second]))
-        if len(levels) > _THRESHOLDS:  # evenly spaced, and every value in the tails, where few remain
-            tails = _THRESHOLDS // 8
-            places = np.linspace(tails, len(levels) - tails - 1, _THRESHOLDS - 2 * tails).astype(int)
-            levels = np.concatenate([levels[:tails], levels[places], levels[-tails:]])
-        flagged = [len(part) - np.searchsorted(part, levels, side="left") for part in (first, second)]
-        strengths = curve.strengths(flagged[1], flagged[0], len(first), claim, confidence)
-        strengths = np.where(np.isnan(strengths), -np.inf, strengths)
-        best = int(np.argmax(strengths))
-        # halfway to the next lower value, so that values beyond those seen are flagged too
-        level, below = float(levels[best]), float(levels[best - 1]) if best else -np.inf
-        between = (level + below) / 2 if np.isfinite([level, below]).all() else level
-        options.append((float(strengths[best]), scores, between, sign))
-    return max(options, key=lambda option: option[0])

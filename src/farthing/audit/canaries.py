@@ -40,8 +40,9 @@ from scipy.special import bdtr, bdtrc, ndtr, ndtri
 
 from farthing import validate
 from farthing.accounting import gaussian, pld
-from farthing.audit.auditing import Mechanism, Statistic, Verdict, audit_mechanism
+from farthing.audit.auditing import Mechanism, Verdict, audit_mechanism
 from farthing.audit.statistics import Curve, GaussianCurve, SampledCurve
+from farthing.audit.thresholds import Statistic
 from farthing.budget import Adjacency, Budget
 from farthing.errors import InvalidValue
 from farthing.noise.lattice import Stream

@@ -109,6 +109,7 @@ class Remote:
         if not enrolled or (self._least or 0) > len(enrolled):
             raise InvalidValue(f"least must be at most the number of parties, {len(enrolled)}, got {least!r}")
         self._round, self._stream = 0, Stream()
+        self.picks = False  # it does where parties take turns, which are secret
         self._first = 0  # the turn of a plan of shares at which the run began
         self._recent: dict[int, tuple[Question, bytes]] = {}  # questions whose answers may still come
         self._checkpoint = Checkpoint(checkpoint, run, enrolled)
@@ -225,10 +226,7 @@ class Remote:
         return self._taken(came, contribution, w)
 
     def _evaluated(self, evaluation: Evaluation, w: Any) -> Answers:
-        """Ask those whose policies may allow it; `Unsupported` where nobody answers.
-
-        That is recorded, too, so that a resumed run comes to the same.
-        """
+        """Ask those whose policies may allow it; `Unsupported` where nobody does, also in a resumed run."""
         if self._skipped() is None:
             came = [place for place, party in enumerate(self._members) if party.asked and party.judges]
             try:
@@ -242,11 +240,11 @@ class Remote:
         raise Unsupported("no party answered the evaluation: policies must allow it, evaluation = true")
 
     def pick(self) -> int:
-        """Pick a party in proportion to its records; unchanged after a crash. The result must not be
-        published.
+        """Pick a party in proportion to its records; unchanged after a crash, and not to be published.
 
         A party counts no more records than [averaging] lets it, whatever it states.
         """
+        self.picks = True
         ends = np.cumsum(self.records)
         place = self._checkpoint.turn(self._round + 1, int(ends[-1]))
         return int(np.searchsorted(ends, place, side="right"))

@@ -37,6 +37,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from farthing.deploy import toml_settings
 from farthing.deploy.messages.signed import Signer, checked_name, public_key
 from farthing.errors import InvalidValue
+from farthing.ledger.journal_head import narrow
 
 COORDINATOR = "coordinator"
 _CERTIFICATE = datetime.timedelta(days=825)  # some clients reject certificates for longer
@@ -63,7 +64,7 @@ class PublicKeys:
             loaded = None
         if not isinstance(loaded, ec.EllipticCurvePublicKey):
             raise InvalidValue(f"node in {str(path)!r} must be an ECDSA key as OpenSSH writes it")
-        return cls(public_key(found["key"]), node)
+        return cls(public_key(found["key"]), _written(loaded))
 
 
 def check_authority(path: Path) -> None:
@@ -76,8 +77,9 @@ def check_authority(path: Path) -> None:
 
 
 def check_node_key(path: Path) -> None:
-    """Refuse a file that holds no key of a node."""
+    """Refuse a file that holds no key of a node; one that others can open is restricted to its owner."""
     content = _content(path)
+    narrow(os.fspath(path))
     try:
         loaded: object = serialization.load_ssh_private_key(content, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):  # or it is encrypted
@@ -179,10 +181,13 @@ def _party(place: Path) -> None:
     guard, node = Signer.new(), ec.generate_private_key(ec.SECP384R1())
     guard.save(place / "guard.key")
     _write(place / "node.key", _pem(node, serialization.PrivateFormat.OpenSSH))
-    public = node.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
-    _write(place / "public.toml", f'key = "{guard.public.hex()}"\nnode = "{public.decode()}"\n'.encode())
+    public = _written(node.public_key())
+    _write(place / "public.toml", f'key = "{guard.public.hex()}"\nnode = "{public}"\n'.encode())
+
+
+def _written(key: ec.EllipticCurvePublicKey) -> str:
+    """Return a node's key in OpenSSH's format, without a comment: equal keys are equal texts."""
+    return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
 
 
 def _coordinator(place: Path, alternatives: list[x509.GeneralName]) -> None:

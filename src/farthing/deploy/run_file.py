@@ -340,8 +340,9 @@ class RunFile:
             raise InvalidValue("[parties] must name at least one, with its public.toml")
         if self.external is not None and set(self.external.nodes) != set(self.parties):
             raise InvalidValue("[external] must give the number of the node of each of the [parties]")
-        if len({card.key for card in self.parties.values()}) != len(self.parties):
-            raise InvalidValue("[parties] must each have a key of their own")
+        for keys in zip(*((card.key, card.node) for card in self.parties.values()), strict=True):
+            if len(set(keys)) != len(self.parties):  # two with one node: the first would never be asked
+                raise InvalidValue("[parties] must each have a key of their own, and a node of their own")
         if self.least is not None and self.least > len(self.parties):
             raise InvalidValue(
                 f"least must be at most the number of parties, {len(self.parties)}, got {self.least}"

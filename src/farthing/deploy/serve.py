@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from farthing.budget import FORMAT, Budget
 from farthing.data import model_file
-from farthing.deploy.coordinator import Remote, State
+from farthing.deploy.coordinator import PartyStatus, Remote, State
 from farthing.deploy.flower.superlink import SuperLink, needs_flower
 from farthing.deploy.messages.signed import Signer
 from farthing.deploy.messages.transport import Bridge, Transport
@@ -226,7 +226,7 @@ def _written(
 
 def _told(clients: Remote, place: int) -> dict[str, Any]:
     """Return a party's announced figures and its state."""
-    status, terms = clients.status().parties[place], clients.terms(place)
+    status, terms = _shown(clients)[place], clients.terms(place)
     return {
         "party": status.name,
         "records": int(clients.records[place]),
@@ -234,9 +234,31 @@ def _told(clients: Remote, place: int) -> dict[str, Any]:
         "noise_multiplier": terms.mechanism.noise_multiplier,
         "clip_norm": terms.bound.clip,
         "state": str(status.state),
-        "left": status.left,
+        "left": None if clients.picks else status.left,
         "reason": status.reason,
     }
+
+
+def _shown(clients: Remote) -> tuple[PartyStatus, ...]:
+    """Return what may be shown of the parties: nothing that tells whose turn it was, if turns are secret.
+
+    SGD1's guarantee against anyone else assumes that. A party that is missing was asked.
+    """
+    parties = clients.status().parties
+    if not clients.picks:
+        return parties
+    here = {State.MISSING: State.HERE}
+    return tuple(
+        replace(
+            party,
+            state=here.get(party.state, party.state),
+            reason="" if party.state in (State.HERE, State.MISSING) else party.reason,
+            left=0,
+            missed=0,
+            stale=0,
+        )
+        for party in parties
+    )
 
 
 @contextlib.contextmanager
@@ -297,13 +319,13 @@ class RunProgress:
         if clients is None:
             parties = tuple(PartyView(name=name, state="awaited") for name in plan.parties)
             return View(run=plan.run, method=what, phase=self.phase, parties=parties)
-        status, records, budgets = clients.status().parties, clients.records, clients.budgets
+        status, records, budgets = _shown(clients), clients.records, clients.budgets
         parties = tuple(
             PartyView(
                 name=party.name,
                 state=str(party.state),
-                left=party.left if self.round else None,
-                most=self.most.get(party.name),
+                left=party.left if self.round and not clients.picks else None,
+                most=None if clients.picks else self.most.get(party.name),
                 records=int(records[place]),
                 epsilon=budgets[place].epsilon,
                 delta=budgets[place].delta,
@@ -334,7 +356,7 @@ class RunProgress:
             noise=min((terms.mechanism.noise_multiplier for terms in asked), default=None),
             clip=min((terms.bound.clip for terms in asked), default=None),
             seconds=seconds,
-            end=None if seconds is None or math.isnan(seconds) else left * seconds,
+            end=None if seconds is None or math.isnan(seconds) or clients.picks else left * seconds,
         )
 
 

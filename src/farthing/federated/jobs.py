@@ -357,18 +357,21 @@ def _reached(job: Job, clients: Simulated, step: Step, client: int) -> dict[str,
         "noise_multiplier": terms.mechanism.noise_multiplier,
         "alive": clients.alive,
         "left": _left(clients),
-        "groups": budget_groups(clients),
+        # one client at a time: whose turns they were is secret
+        "groups": budget_groups(clients, expected=job.record.most_records is not None),
     }
 
 
-def budget_groups(clients: Simulated) -> list[dict[str, Any]]:
+def budget_groups(clients: Simulated, expected: bool = False) -> list[dict[str, Any]]:
     """Return the number of clients by budget, affordable rounds and rounds taken, all of them public.
 
-    If there are many different clients, numbers are rounded, so that the summary stays short.
+    If there are many different clients, numbers are rounded, so that the summary stays short. ``expected``
+    counts the rounds that clients take on average, in proportion to their records.
     """
-    each = np.stack(
-        [[budget.epsilon for budget in clients.budgets], clients.done + clients.left, clients.done]
-    )
+    done = clients.done
+    if expected:
+        done = np.rint(done.sum() * (clients.records / clients.records.sum()))
+    each = np.stack([[budget.epsilon for budget in clients.budgets], clients.done + clients.left, done])
     kinds, counts = np.unique(each, axis=1, return_counts=True)
     if kinds.shape[1] > _MOST_KINDS:
         kinds, counts = np.unique(_rounded(each), axis=1, return_counts=True)

@@ -95,7 +95,7 @@ def narrow(path: str) -> None:
             try:
                 os.chmod(path, _OWNER_ONLY)
                 log.warning("%s could be opened by others (mode %o): now restricted to its owner", path, mode)
-            except PermissionError:
+            except OSError:  # it is another account's, or on a file system that cannot be written
                 log.warning("%s can be opened by others (mode %o), and that cannot be changed", path, mode)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import farthing
+from farthing.deploy.guard import server as serving
 from farthing.deploy.guard.server import Server
 from farthing.deploy.messages.signed import PREFIX, MessageKind, Reason
 from farthing.deploy.messages.transport import UnixSockets, call
@@ -178,3 +179,52 @@ def test_the_command(village, told):
     assert failed.returncode == 2
     assert "TOML" in failed.stderr
     assert village.check(verify=True) == {"p0": (1, 1)}
+
+
+def test_peers_that_send_a_byte_now_and_then_keep_nobody_out(village, told, monkeypatch):
+    """A message has to be complete in time, however often a part of it comes."""
+    monkeypatch.setattr(serving, "_PATIENCE", 0.5)
+    server = Server(village.settle(1).houses["p0"].open())
+    thread = threading.Thread(target=server.serve, daemon=True)
+    thread.start()
+    over, peers = threading.Event(), []
+    for _ in range(serving._MOST_PEERS):
+        peers.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        peers[-1].connect(str(server.path))
+
+    def trickle():
+        for byte in village.question()[:400]:
+            for peer in peers:
+                with contextlib.suppress(OSError):
+                    peer.sendall(bytes([byte]))
+            if over.wait(0.2):
+                return
+
+    slow = threading.Thread(target=trickle, daemon=True)
+    slow.start()
+    try:
+        reply = call(server.path, village.question(), seconds=60)  # the peers have more to send for longer
+        assert told(reply, village.houses["p0"])["round"] == 1
+        assert slow.is_alive()
+    finally:
+        over.set()
+        server.close()
+        thread.join(300)
+        for peer in peers:
+            peer.close()
+
+
+def test_peers_that_hold_every_place_do_not_keep_it_from_ending(village):
+    server = Server(village.settle(1).houses["p0"].open())
+    thread = threading.Thread(target=server.serve, daemon=True)
+    thread.start()
+    peers = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(serving._MOST_PEERS + 1)]
+    for peer in peers:
+        peer.connect(str(server.path))
+    while server._room._value:
+        threading.Event().wait(0.01)
+    server.close()
+    thread.join(20)  # far below _PATIENCE, after which the places would be free
+    assert not thread.is_alive()
+    for peer in peers:
+        peer.close()

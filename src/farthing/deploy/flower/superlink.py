@@ -187,11 +187,14 @@ class SuperLink:
     """Flower's processes that a coordinator needs; ``nodes`` are the parties' keys in OpenSSH's format."""
 
     def __init__(self, place: Address, keys: Path, nodes: Mapping[str, str], folder: Path) -> None:
+        from farthing.ledger.journal_head import narrow  # not for parties, who need an `Address` only
+
         needs_flower()
         self._place, self._keys, self._folder = place, keys, folder
         for name in ("ca.pem", "server.pem", "server.key"):
             if not (keys / name).is_file():
                 raise InvalidValue(f"keys must be a coordinator's, {str(keys)!r} has no {name}")
+        narrow(str(keys / "server.key"))
         folder.mkdir(mode=0o700, exist_ok=True)
         self._key = secrets.token_hex(32)
         self._environment = environment(folder / "flower") | {KEY_FILE: str(folder / "control.key")}

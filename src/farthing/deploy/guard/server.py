@@ -15,6 +15,7 @@ import stat
 import struct
 import sys
 import threading
+import time
 import zipfile
 from pathlib import Path
 
@@ -32,7 +33,8 @@ from farthing.noise.lattice import Stream
 
 log = logging.getLogger("farthing.deploy.guard")
 
-_PATIENCE = 30.0  # seconds within which a peer must send the rest of a message
+_PATIENCE = 30.0  # seconds within which a peer must begin a message, and send the rest of it
+_SLOWEST = 2**20  # bytes a second: a large message may take longer
 _PAUSE = 0.5  # seconds after which an idle guard notices a signal that arrived just before it began to wait
 _MOST_PEERS = 16  # concurrent connections; more wait
 _LONGEST_PATH = 100  # bytes: Unix allows 108 for a socket's path, some systems less
@@ -81,7 +83,10 @@ class Server:
                 if self._closing.is_set():
                     return
                 raise
-            self._room.acquire()
+            while not self._room.acquire(timeout=_PAUSE):
+                if self._closing.is_set():  # peers that hold all places must not keep it from ending
+                    peer.close()
+                    return
             threading.Thread(target=self._attend, args=(peer,), daemon=True).start()
 
     def close(self) -> None:
@@ -134,14 +139,19 @@ class Server:
 
 
 def _exactly(peer: socket.socket, size: int) -> bytes:
-    """Read this many bytes; fewer where the peer disconnects."""
+    """Read this many bytes; fewer where the peer disconnects. `TimeoutError` where it takes too long."""
     parts, missing = [], size
-    while missing:
-        part = peer.recv(min(missing, 2**20))
-        if not part:
-            break
-        parts.append(part)
-        missing -= len(part)
+    until = time.monotonic() + _PATIENCE + size / _SLOWEST
+    try:
+        while missing:
+            peer.settimeout(max(1e-3, until - time.monotonic()))
+            part = peer.recv(min(missing, 2**20))
+            if not part:
+                break
+            parts.append(part)
+            missing -= len(part)
+    finally:
+        peer.settimeout(_PATIENCE)
     return b"".join(parts)
 
 

@@ -128,7 +128,9 @@ class Signer:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Return the signer in a file that `save` wrote."""
+        """Return the signer in a file that `save` wrote, which is restricted to its owner if it was not."""
+        from farthing.ledger.journal_head import narrow  # not for nodes, which load no such key
+
         try:
             raw = bytes.fromhex(Path(path).read_text(encoding="ascii").strip())
         except (OSError, ValueError) as error:
@@ -136,6 +138,7 @@ class Signer:
             raise InvalidValue(f"a key file must hold a private key, {os.fspath(path)!r}: {why}") from None
         if len(raw) != KEY:
             raise InvalidValue(f"a private key has {KEY} bytes, {os.fspath(path)!r} holds {len(raw)}")
+        narrow(os.fspath(path))
         return cls(Ed25519PrivateKey.from_private_bytes(raw))
 
     def save(self, path: str | os.PathLike[str]) -> None:
