@@ -193,19 +193,10 @@ def section(verdicts: Iterable[tuple[str, Verdict]], title: str = "Audit") -> st
     >>> "a &lt; b" in section([("<mean>", verdict)]) and "<mean>" not in section([("<mean>", verdict)])
     True
     """
-    heads = (
-        "verdict",
-        "method",
-        "attack",
-        "ε at least",
-        "ε exact",
-        "ε claimed",
-        "catches ε from",
-        "δ",
-        "neighbours",
-        "confidence",
-        "trials",
-    )
+    verdicts = list(verdicts)
+    common = {f"{100 * verdict.confidence:g} %" for _, verdict in verdicts}
+    heads = ["verdict", "method", "attack", "ε at least", "ε exact", "ε claimed", "catches ε from"]
+    heads += ["δ", "neighbours", "trials"] + ["confidence"] * (len(common) > 1)
     rows = []
     for name, verdict in verdicts:
         claim = verdict.claim
@@ -222,16 +213,17 @@ def section(verdicts: Iterable[tuple[str, Verdict]], title: str = "Audit") -> st
             verdict.power,
             f"{claim.delta:g}",
             str(claim.adjacency),
-            f"{100 * verdict.confidence:g} %",
             f"{verdict.trials:,}",
+            f"{100 * verdict.confidence:g} %",
         ]
-        row = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+        row = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells[: len(heads)])
         rows.append(f'<tr class="{"broken" if verdict.broken else "standing"}">{row}</tr>')
     head = "".join(f"<th>{html.escape(text)}</th>" for text in heads)
+    confidence = common.pop() if len(common) == 1 else "the stated"
     note = (
-        "Each row is an attack on two neighbouring data sets, and a lower bound on ε that holds with the "
-        "stated confidence. Broken: the bound is above the claim. Not refuted: this attack did not show "
-        "that, which is no proof. ε exact is that of the answers that were asked, composed exactly: no "
+        "Each row is an attack on two neighbouring data sets, and a lower bound on ε that holds with "
+        f"{confidence} confidence. Broken: the bound is above the claim. Not refuted: this attack did not "
+        "show that, which is no proof. ε exact is that of the answers that were asked, composed exactly: no "
         "attack can show more, and it is below the claim where a method's own accounting is loose. The "
         "column 'catches ε from' is the power of an attack: the smallest true ε for which it would have "
         "refuted the claim in nine of ten tries; none where it could not have refuted it."

@@ -134,14 +134,17 @@ def _statement(guarantee: Guarantee) -> dict[str, Any]:
 
 def ledger_lines(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the words for what `ledger` found."""
+    from farthing.report.subject import priced
+
     plan, rule = fields["plan"], f"the {fields['filter']['name']} filter"
     whole = fields["spent"]["epsilon"] is not None and fields["share"] >= 1
     return {
         "ledger": fields["file"],
         "budget": str(Budget(**fields["budget"])),
         "spent by": f"a promised plan of {counted(len(plan), 'kind')} of answers" if plan else rule,
-        "promised": [f"{part['times']} x {decode(part['event'])}" for part in plan],
-        "charged": [f"{part['count']} x {decode(part['event'])}" for part in fields["charged"]] or "nothing",
+        "promised": [f"{part['times']:,} x {priced(decode(part['event']))}" for part in plan],
+        "charged": [f"{part['count']:,} x {priced(decode(part['event']))}" for part in fields["charged"]]
+        or "nothing",
         "share": f"{fields['share']:.2%} of the budget is charged",
         "spent": "the whole budget" if whole else list(_words(fields["spent"])),
         "guarantee": list(_words(fields["guarantee"])),
