@@ -178,3 +178,9 @@ def test_a_common_confidence_is_said_once_and_others_in_a_column():
     assert "99.5 % confidence" in section([("b", surer)])
     assert "<td>99.5 %</td>" not in section([("b", surer), ("c", surer)])
     assert "<td>99.5 %</td>" in section([("b", surer), ("c", sure)])
+
+
+@pytest.mark.parametrize("mechanism", [lambda data: data, 3, None])
+def test_a_mechanism_of_other_arguments_is_told_which_ones(mechanism):
+    with pytest.raises(ft.InvalidValue, match=r"data, runs and a stream, got .*each makes one"):
+        ft.audit_mechanism(mechanism, (0.0, 1.0), ft.Budget(1.0, 1e-5))

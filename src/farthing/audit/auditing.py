@@ -4,6 +4,7 @@ An audit never proves a guarantee: a verdict is "broken" or "not refuted".
 """
 
 import html
+import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -423,10 +424,15 @@ def repeated(mechanism: Any) -> Mechanism:
         return each(lambda data, stream: mechanism.randomise(data))
     if hasattr(mechanism, "invoke") and hasattr(mechanism, "map"):  # OpenDP
         return each(lambda data, stream: mechanism(data))
-    if not callable(mechanism):
+    try:
+        inspect.signature(mechanism).bind(None, 1, None)
+    except TypeError:
         raise InvalidValue(
-            f"the mechanism must be a function of data, runs and a stream, got {type(mechanism).__name__}"
-        )
+            f"the mechanism must be a function of data, runs and a stream, got {type(mechanism).__name__}; "
+            "farthing.audit.each makes one of a function of data and a stream with a single output"
+        ) from None
+    except ValueError:  # of what has no signature
+        pass
     many: Mechanism = mechanism
     return many
 
