@@ -16,7 +16,7 @@ INSTALL := $(HELD) $(BIN)/python -m pip install -q --disable-pip-version-check
 # One BLAS thread a worker: the workers already fill the cores.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal -n
 
-.PHONY: help demo demo-parties test test-slow test-anywhere newest mutants format lint types bench docs reproduce clean
+.PHONY: help demo demo-parties test test-slow test-anywhere test-core newest mutants format lint types bench docs reproduce clean
 .DELETE_ON_ERROR:
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make test       lint, types and the quick tests"
 	@echo "make test-slow  the slow tests"
 	@echo "make test-anywhere  the quick tests as on older processors, and on a busy machine"
+	@echo "make test-core  the quick tests of the command line, with the core dependencies only"
 	@echo "make newest     make test with the newest version of everything"
 	@echo "make mutants    one-line bugs planted one by one: does a test notice each of them?"
 	@echo "make format     rewrite the sources in the house style"
@@ -54,8 +55,13 @@ test-anywhere: $(VENV)/.dev
 # Built afresh each time: what is newest changes. First the core alone, whose dependencies Flower holds back.
 newest:
 	rm -rf .venv-newest
-	$(MAKE) VENV=.venv-newest CONSTRAINTS=constraints-newest.txt demo
+	$(MAKE) VENV=.venv-newest CONSTRAINTS=constraints-newest.txt demo test-core
 	$(MAKE) VENV=.venv-newest CONSTRAINTS=constraints-newest.txt test
+
+# The command line with the core dependencies only, as `pip install .` brings them.
+test-core: $(VENV)/.core
+	$(INSTALL) pytest pytest-xdist hypothesis
+	$(PYTEST) $(WORKERS) -m "not slow" tests/cli
 
 mutants: $(VENV)/.dev
 	$(BIN)/python -m tools.mutants --workers $(WORKERS) $(ONLY)

@@ -1,6 +1,7 @@
 """Every check refuses what it must and names argument and value."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -54,3 +55,30 @@ def test_choice_lists_what_is_known():
     assert validate.choice(Adjacency, adjacency="zero-out") is Adjacency.ZERO_OUT
     with pytest.raises(InvalidValue, match="'add-remove', 'replace-one', 'zero-out', got 'swap'"):
         validate.choice(Adjacency, adjacency="swap")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "it is empty"),
+        ("  \n", "it is empty"),
+        ('{"a": [1,\n 2,\n]}', "line 2: remove the comma before ']'"),
+        ('{"a": [1, 2], }', "line 1: remove the comma before '}'"),
+        ('{"a": 1,}', "line 1: remove the comma before '}'"),
+        ("{'a': 1}", "line 1, column 2: write texts between double quotes"),
+        ('{"a": 1,\n // one\n "b": 2}', "line 2, column 2: remove the comment"),
+        ('{"a": 1', "line 1, column 8: the text ends before"),
+        ('{"a" 1}', "line 1, column 6: Expecting ':' delimiter"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_text_that_is_no_json_is_told_what_to_change(text, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        validate.read_json(text)
+
+
+def test_of_a_text_that_is_no_json_no_cell_is_repeated():
+    with pytest.raises(ValueError, match="line 1, column 1: Expecting value") as caught:
+        validate.read_json("Smith,secret\nJones,secret\n")
+    assert "secret" not in str(caught.value)
+    assert "Smith" not in str(caught.value)

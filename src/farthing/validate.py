@@ -8,6 +8,7 @@ Traceback (most recent call last):
 farthing.errors.InvalidValue: epsilon must be a finite number > 0, got -1
 """
 
+import json
 import math
 import operator
 from collections import Counter
@@ -167,3 +168,37 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     by_lower = {one.lower(): one for one in known}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.75)
     return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
+
+
+def read_json(text: str) -> Any:
+    """Return what a JSON text says; where it is none, a ValueError says what to change and in which line.
+
+    >>> read_json('{"columns": [1, 2,]}')
+    Traceback (most recent call last):
+        ...
+    ValueError: line 1: remove the comma before ']'
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its brackets are nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(_to_change(text, error)) from None
+
+
+def _to_change(text: str, error: json.JSONDecodeError) -> str:
+    """Return what to change in a text that is no JSON; of the text it quotes no more than a bracket."""
+    if not text.strip():
+        return "it is empty"
+    before, rest = text[: error.pos].rstrip(), text[error.pos :].lstrip()
+    after = rest.removeprefix(",").lstrip()  # newer versions of Python point at the comma, older behind it
+    if f"{before[-1:]}{rest[:1]}".count(",") and after[:1] in ("]", "}"):
+        return f"line {before.count(chr(10)) + 1}: remove the comma before {after[0]!r}"
+    where = f"line {error.lineno}, column {error.colno}"
+    if rest.startswith("'"):
+        return f"{where}: write texts between double quotes, not single ones"
+    if rest.startswith(("//", "/*", "#")):
+        return f"{where}: remove the comment, JSON has none"
+    if not rest:
+        return f"{where}: the text ends before its last bracket is closed"
+    return f"{where}: {error.msg}"

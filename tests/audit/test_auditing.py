@@ -169,3 +169,18 @@ def test_tells_see_what_they_are_for():
     assert test_statistics.largest(outputs).tolist() == [0.5, 3.0]
     assert test_statistics.lowest_bit(outputs).tolist() == [-1.0, -2.0]
     assert test_statistics.lowest_bit(np.array([[3.0], [2.0**-40 + 1.0]])).tolist() == [0.0, -40.0]
+
+
+def test_a_common_confidence_is_said_once_and_others_in_a_column():
+    """A column of equal numbers would push the trials off the page."""
+    budget = ft.Budget(1.0, 1e-5)
+    sure, surer = (Verdict(0.5, budget, 100, confidence, "a") for confidence in (0.99, 0.995))
+    assert "99.5 % confidence" in section([("b", surer)])
+    assert "<td>99.5 %</td>" not in section([("b", surer), ("c", surer)])
+    assert "<td>99.5 %</td>" in section([("b", surer), ("c", sure)])
+
+
+@pytest.mark.parametrize("mechanism", [lambda data: data, 3, None])
+def test_a_mechanism_of_other_arguments_is_told_which_ones(mechanism):
+    with pytest.raises(ft.InvalidValue, match=r"data, runs and a stream, got .*each makes one"):
+        ft.audit_mechanism(mechanism, (0.0, 1.0), ft.Budget(1.0, 1e-5))

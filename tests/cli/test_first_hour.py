@@ -250,3 +250,128 @@ def test_a_header_of_many_names_is_read_at_once(run):
     Path("wide.csv").write_text(",".join(names) + "\n")
     done = run("train", "wide.csv", "--target", "c5", *SPEND)
     assert (done.code, done.out.count('"name"')) == (2, len(names))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--epsilon", "1,5", "--delta", "1e-5"), "must be a number with a decimal point, got '1,5'"),
+        ((*SPEND, "--schema", "swapped.json"), "must have low < high, got low 80 and high 18"),
+        ((*SPEND, "--schema", "comma.json"), "must be JSON: line 4: remove the comma before ']'"),
+    ],
+)
+def test_a_typical_slip_is_named(run: Any, options: tuple[str, ...], says: str) -> None:
+    run("sample")
+    schema = Path("people.json").read_text()
+    Path("swapped.json").write_text(schema.replace('"low": 18, "high": 80', '"low": 80, "high": 18'))
+    Path("comma.json").write_text(
+        '{"checked_by": "me",\n "columns": [\n  {"name": "age",\n   "low": 1, "high": 2},\n ]}'
+    )
+    done = run("train", "people.csv", "--target", "income", *options)
+    assert (done.code, done.out) == (2, "")
+    assert says in done.err
+
+
+def test_a_similar_column_is_the_only_hint(run: Any) -> None:
+    run("sample")
+    assert run("schema", "people.csv", "--target", "incom").err == (
+        "farthing: 'people.csv' has no column 'incom' (did you mean 'income'?)\n"
+    )
+    assert "--delimiter" in run("schema", "people.csv", "--target", "salary").err
+
+
+def test_a_draft_without_a_target_asks_for_one(run: Any) -> None:
+    run("sample")
+    assert "give --target COLUMN" in run("schema", "people.csv").err
+    assert "give --target" not in run("schema", "people.csv", "--target", "income").err
+
+
+def test_a_budget_below_its_own_noise_is_told(run: Any) -> None:
+    run("sample")
+    train = ("train", "people.csv", "--schema", "people.json", "--delta", "1e-5", "--dry-run", "--epsilon")
+    assert "so the model is mostly noise" in run(*train, "1e-6").err
+    assert run(*train, "0.1").err == ""
+
+
+def test_a_schema_that_fits_few_records_is_told_by_held_out_ones(run: Any) -> None:
+    run("sample")
+    train = (
+        "train",
+        "people.csv",
+        *SPEND,
+        "--target",
+        "income",
+        "--bounds",
+        "age=18:80",
+        "--checked-by",
+        "me",
+    )
+    done = run(*train, "--values", "income=0,1", "--holdout", "0.2", "--out", "wrong")
+    assert "of about 600 held-out records count. The others have a label that" in done.err
+    done = run(*train, "--values", "income=low,high", "--holdout", "0.2", "--out", "right")
+    assert "records count" not in done.err
+    assert "--holdout 0.2 measures" not in done.err
+    done = run(*train, "--values", "income=low,high", "--out", "unmeasured")
+    assert "test       none; --holdout 0.2 measures the model within the budget" in done.err
+
+
+def test_a_model_of_another_version_is_refused(run: Any) -> None:
+    run("sample")
+    run("train", "people.csv", "--schema", "people.json", *SPEND, "--out", "fit")
+    with np.load("fit/model.npz", allow_pickle=False) as file:
+        found: dict[str, Any] = dict(file)
+    newer = np.array(str(found["privacy"]).replace('"format": 1', '"format": 2'))
+    np.savez("newer.npz", **{**found, "privacy": newer})
+    done = run("predict", "newer.npz", "people.csv")
+    assert (done.code, done.out) == (2, "")
+    assert (
+        f"has format 2, written by farthing {ft.__version__}, but this version of farthing reads" in done.err
+    )
+    np.savez("other.npz", **{**found, "kind": np.array("survival")})
+    assert "holds a model of kind 'survival'" in run("predict", "other.npz", "people.csv").err
+
+
+def test_a_folder_in_place_of_its_ledger_is_told_the_name(run: Any) -> None:
+    Path("fit").mkdir()
+    run("ledger", "create", "fit/a.ledger", *SPEND)
+    assert "name the ledger file itself, such as 'fit/a.ledger'" in run("ledger", "show", "fit").err
+
+
+def test_a_ledger_that_cannot_be_written_is_to_be_copied(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("ledger", "create", "a.ledger", *SPEND)
+    monkeypatch.setattr("os.access", lambda path, mode: str(path) != "a.ledger.head")
+    done = run("ledger", "verify", "a.ledger")
+    assert (done.code, done.out) == (2, "")
+    assert "with all files that begin with a.ledger, into a folder that you can write to" in done.err
+
+
+def test_a_report_without_room_is_paid_and_can_be_written_again(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from farthing.cli import training
+    from farthing.errors import FarthingError
+
+    def full(path: Path, content: bytes) -> None:
+        if path.name == "report.html":
+            raise FarthingError("the result could not be written: 'fit/report.html': No space left on device")
+        written(path, content)
+
+    run("sample")
+    written = training.write
+    monkeypatch.setattr(training, "write", full)
+    done = run("train", "people.csv", "--schema", "people.json", *SPEND, "--out", "fit")
+    assert done.code == 1
+    assert "charged to fit/train.ledger; written: fit/model.npz, fit/privacy.json" in done.err
+    again = done.err.split("To write the report again: farthing ")[1].split()
+    assert run(*again).code == 0
+    assert Path("fit/report.html").exists()
+
+
+def test_ctrl_c_while_the_command_is_imported_is_one_sentence() -> None:
+    code = (
+        "import sys; from farthing import __main__ as start; sys.modules['farthing.cli'] = Late(); "
+        "sys.exit(start.main())"
+    )
+    late = "class Late:\n def __getattr__(self, name): raise KeyboardInterrupt\n"
+    done = subprocess.run([sys.executable, "-c", late + code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "farthing: interrupted\n")

@@ -528,7 +528,7 @@ def test_show_a_plan(run: Any, promised: Path) -> None:
     assert told["share"] == pytest.approx(40 / 421)
     assert told["spent"]["epsilon"] < told["guarantee"]["epsilon"] <= 1.0
     assert told["guarantee"]["accountant"] == "pld"
-    assert "promised   421 x Poisson" in run("ledger", "show", promised).out
+    assert "promised   421 x Gaussian noise" in run("ledger", "show", promised).out
 
 
 @pytest.mark.parametrize("name", ["good", "promised"])

@@ -189,13 +189,17 @@ def test_the_default_is_boosted_where_the_budget_allows_it_and_linear_where_some
         told = train(replace(job, force=True, **changed))
         assert told["trained"] == "logistic"
         assert "choice" not in told
-    told = train(replace(job, formats=("skops",), force=True))
-    assert (told["trained"], told["choice"]) == ("logistic", "linear: --format needs a linear model")
     monkeypatch.setattr("farthing.cli.training.LARGE", 599)
     told = train(replace(job, force=True))
     assert (told["trained"], told["choice"]) == ("logistic", "linear: there are more than 2,097,152 records")
     assert train(replace(job, records=599, force=True))["trained"] == "boosted"  # the public number decides
     assert train(replace(job, model="boosted", force=True))["trained"] == "boosted"
+
+
+def test_the_default_is_linear_where_a_format_needs_it(job: TrainingJob) -> None:
+    pytest.importorskip("skops", reason="needs the extra export")
+    told = train(replace(job, formats=("skops",)))
+    assert (told["trained"], told["choice"]) == ("logistic", "linear: --format needs a linear model")
 
 
 def test_two_trainings_at_once_do_not_share_a_ledger_that_neither_named(job: TrainingJob) -> None:
@@ -527,7 +531,9 @@ def test_a_report_that_fails_does_not_take_the_model_with_it(
         raise Unsupported("no picture of this")
 
     monkeypatch.setattr("farthing.cli.outputs.page", fails)
-    with pytest.raises(FarthingError, match=r"the model is written, but its report .* no picture") as error:
+    with pytest.raises(
+        FarthingError, match=r"no picture of this\. The training is charged to .*model\.npz"
+    ) as error:
         train(job)
     assert not isinstance(error.value, Unsupported)  # nothing was wrong with what was asked for
     assert saved(job).coef.shape == (1, 3)

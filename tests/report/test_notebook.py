@@ -47,6 +47,24 @@ def test_a_ledger_and_a_run_are_drawn(ledger, tmp_path):
         assert base64.b64decode(inside[1]).decode() == drawn.svg
 
 
+def test_a_training_of_a_network_is_shown_and_drawn():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+    data = torch.zeros(400, 3), torch.zeros(400, dtype=torch.int64)
+    loss = torch.nn.CrossEntropyLoss(reduction="none")
+    training = ft.torch.train(torch.nn.Linear(3, 2), loss, data, epsilon=1.0, delta=1e-5, steps=4)
+    assert sum(1 for _ in training) == 4
+    text = training._repr_html_()
+    ElementTree.fromstring(text)
+    facts = ("Linear", "4 made", "4 planned", "100 %", "-DP, add-remove, per record, against anyone, by pld")
+    assert all(fact in text for fact in facts), text
+    assert training.plot().title == "The budget, answer by answer"
+
+
+def test_a_picture_has_a_ground_of_its_own(ledger):
+    """A page may be light where the reader prefers dark, and letters would then be light on light."""
+    assert "svg{background:var(--card)" in ledger.plot().svg
+
+
 def test_what_cannot_be_drawn_says_so(ledger):
     with pytest.raises(ft.InvalidValue, match="nothing to draw"):
         ft.Ledger(ft.Budget(1.0, 1e-5)).plot()

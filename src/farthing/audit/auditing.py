@@ -4,6 +4,7 @@ An audit never proves a guarantee: a verdict is "broken" or "not refuted".
 """
 
 import html
+import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -193,19 +194,10 @@ def section(verdicts: Iterable[tuple[str, Verdict]], title: str = "Audit") -> st
     >>> "a &lt; b" in section([("<mean>", verdict)]) and "<mean>" not in section([("<mean>", verdict)])
     True
     """
-    heads = (
-        "verdict",
-        "method",
-        "attack",
-        "ε at least",
-        "ε exact",
-        "ε claimed",
-        "catches ε from",
-        "δ",
-        "neighbours",
-        "confidence",
-        "trials",
-    )
+    verdicts = list(verdicts)
+    common = {f"{100 * verdict.confidence:g} %" for _, verdict in verdicts}
+    heads = ["verdict", "method", "attack", "ε at least", "ε exact", "ε claimed", "catches ε from"]
+    heads += ["δ", "neighbours", "trials"] + ["confidence"] * (len(common) > 1)
     rows = []
     for name, verdict in verdicts:
         claim = verdict.claim
@@ -222,16 +214,17 @@ def section(verdicts: Iterable[tuple[str, Verdict]], title: str = "Audit") -> st
             verdict.power,
             f"{claim.delta:g}",
             str(claim.adjacency),
-            f"{100 * verdict.confidence:g} %",
             f"{verdict.trials:,}",
+            f"{100 * verdict.confidence:g} %",
         ]
-        row = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+        row = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells[: len(heads)])
         rows.append(f'<tr class="{"broken" if verdict.broken else "standing"}">{row}</tr>')
     head = "".join(f"<th>{html.escape(text)}</th>" for text in heads)
+    confidence = common.pop() if len(common) == 1 else "the stated"
     note = (
-        "Each row is an attack on two neighbouring data sets, and a lower bound on ε that holds with the "
-        "stated confidence. Broken: the bound is above the claim. Not refuted: this attack did not show "
-        "that, which is no proof. ε exact is that of the answers that were asked, composed exactly: no "
+        "Each row is an attack on two neighbouring data sets, and a lower bound on ε that holds with "
+        f"{confidence} confidence. Broken: the bound is above the claim. Not refuted: this attack did not "
+        "show that, which is no proof. ε exact is that of the answers that were asked, composed exactly: no "
         "attack can show more, and it is below the claim where a method's own accounting is loose. The "
         "column 'catches ε from' is the power of an attack: the smallest true ε for which it would have "
         "refuted the claim in nine of ten tries; none where it could not have refuted it."
@@ -418,10 +411,15 @@ def repeated(mechanism: Any) -> Mechanism:
         return each(lambda data, stream: mechanism.randomise(data))
     if hasattr(mechanism, "invoke") and hasattr(mechanism, "map"):  # OpenDP
         return each(lambda data, stream: mechanism(data))
-    if not callable(mechanism):
+    try:
+        inspect.signature(mechanism).bind(None, 1, None)
+    except TypeError:
         raise InvalidValue(
-            f"the mechanism must be a function of data, runs and a stream, got {type(mechanism).__name__}"
-        )
+            f"the mechanism must be a function of data, runs and a stream, got {type(mechanism).__name__}; "
+            "farthing.audit.each makes one of a function of data and a stream with a single output"
+        ) from None
+    except ValueError:  # of what has no signature
+        pass
     many: Mechanism = mechanism
     return many
 

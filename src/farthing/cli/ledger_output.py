@@ -5,6 +5,7 @@ Reading never creates or changes a ledger: where there is no journal with its he
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -56,7 +57,9 @@ def open_journal(file: Path) -> Journal:
             if head.exists():
                 raise LedgerLocked(f"the ledger {str(file)!r} is missing, only its head is there")
             if file.is_dir():
-                raise InvalidValue(f"{str(file)!r} is a folder: name the ledger file itself")
+                found = sorted(str(one) for one in file.glob("*.ledger"))
+                such = f", such as {found[-1]!r}" if found else ""
+                raise InvalidValue(f"{str(file)!r} is a folder: name the ledger file itself{such}")
             raise InvalidValue(f"there is no ledger {str(file)!r}{near(str(file))}")
         if not head.is_file():
             with file.open("rb") as opened:
@@ -64,6 +67,11 @@ def open_journal(file: Path) -> Journal:
                     raise InvalidValue(f"{str(file)!r} is not a ledger")
             raise LedgerLocked(
                 f"{str(file)!r} lacks its second file, {head.name}: a ledger consists of both files"
+            )
+        if not all(os.access(one, os.R_OK | os.W_OK) for one in (file, head, file.absolute().parent)):
+            raise InvalidValue(
+                f"the ledger {str(file)!r} is read-only here, and reading it takes a lock: copy it, with all "
+                f"files that begin with {file.name}, into a folder that you can write to, and name the copy"
             )
     except OSError as error:
         raise InvalidValue(f"the ledger {str(file)!r} cannot be read: {error.strerror}") from None
@@ -126,14 +134,17 @@ def _statement(guarantee: Guarantee) -> dict[str, Any]:
 
 def ledger_lines(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the words for what `ledger` found."""
+    from farthing.report.subject import priced
+
     plan, rule = fields["plan"], f"the {fields['filter']['name']} filter"
     whole = fields["spent"]["epsilon"] is not None and fields["share"] >= 1
     return {
         "ledger": fields["file"],
         "budget": str(Budget(**fields["budget"])),
         "spent by": f"a promised plan of {counted(len(plan), 'kind')} of answers" if plan else rule,
-        "promised": [f"{part['times']} x {decode(part['event'])}" for part in plan],
-        "charged": [f"{part['count']} x {decode(part['event'])}" for part in fields["charged"]] or "nothing",
+        "promised": [f"{part['times']:,} x {priced(decode(part['event']))}" for part in plan],
+        "charged": [f"{part['count']:,} x {priced(decode(part['event']))}" for part in fields["charged"]]
+        or "nothing",
         "share": f"{fields['share']:.2%} of the budget is charged",
         "spent": "the whole budget" if whole else list(_words(fields["spent"])),
         "guarantee": list(_words(fields["guarantee"])),
@@ -179,6 +190,11 @@ def statement_words(fields: dict[str, Any]) -> list[str]:
     return list(_words(fields))
 
 
+_UNMEASURED = {
+    "test": "none; --holdout 0.2 measures the model within the budget, and tells if the schema fits the table"
+}
+
+
 def trained_lines(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the result of `farthing.cli.training.train` as text."""
     words = {
@@ -194,7 +210,8 @@ def trained_lines(fields: dict[str, Any]) -> dict[str, Any]:
     if fields["partial"]:
         spent = fields["spent"]
         words["spent"] = [f"epsilon {rounded_up(spent['epsilon'])} until training was stopped", spent["note"]]
-    return words | _test_words(fields)
+    unmeasured = {} if {"unmeasured", "levels"} & fields.keys() else _UNMEASURED
+    return words | (_test_words(fields) or unmeasured)
 
 
 def rehearsed_lines(fields: dict[str, Any]) -> dict[str, Any]:
@@ -247,7 +264,7 @@ def _test_words(fields: dict[str, Any]) -> dict[str, Any]:
     figures = ", ".join(
         f"{_FIGURES.get(what, what.replace('_', ' '))} {value:.4g}"
         for what, value in test.items()
-        if what != "records"
+        if what not in ("records", "expected")
     )
     where = (
         "about {:,} held-out records" if "standard_error" in test else "the {:,} records"
@@ -375,8 +392,8 @@ def _compact(event: Any) -> str:
 def _between(low: float | None, high: float | None) -> str:
     """Return an ε between two bounds as text; a missing bound is infinite.
 
-    >>> _between(1.0, 1.0), _between(0.5, None)
-    ('epsilon 1', 'epsilon between 0.5 and infinity')
+    >>> _between(1.0, 1.0), _between(0.5, None), _between(-1e-9, 0.0)
+    ('epsilon 1', 'epsilon between 0.5 and infinity', 'epsilon 0')
     """
-    first, last = ("infinity" if end is None else f"{end:.6g}" for end in (low, high))
+    first, last = ("infinity" if end is None else f"{max(end, 0.0):.6g}" for end in (low, high))
     return f"epsilon {first}" if first == last else f"epsilon between {first} and {last}"

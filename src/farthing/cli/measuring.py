@@ -75,10 +75,14 @@ def paid_mu(ledger: Ledger) -> float:
     return math.sqrt(min(total / cost for total, cost in zip(charged, each, strict=True) if cost))
 
 
-def held_out(estimator: Any, X: Array, y: Array, paid: Ledger) -> dict[str, Any] | None:
+def held_out(
+    estimator: Any, X: Array, y: Array, paid: Ledger, expected: float = 0.0
+) -> dict[str, Any] | None:
     """Return figures of a model on held-out records, all of them from one noisy sum.
 
     It costs no more than was charged to ``paid``, the ledger of the training; None where that is nothing.
+    ``expected``, the public number of records that should be held out, is among the figures where far fewer
+    of them count, by their noisy number.
     """
     mu = min(paid_mu(paid), paid.budget.mu)
     if mu <= _LEAST:
@@ -94,8 +98,11 @@ def held_out(estimator: Any, X: Array, y: Array, paid: Ledger) -> dict[str, Any]
         Gaussian(noise),
     )
     total = ledger.over(Rows(X, y)).ask(query).value
-    told = {"note": HELD_OUT}
-    return told | (_regressed if regression else _classified)(estimator, total, noise * norm)
+    deviation = noise * norm
+    counts = total[:1] if regression else total[1:]
+    few = counts.sum() + 3 * deviation * math.sqrt(len(counts)) < expected / 2
+    told = {"note": HELD_OUT, **({"expected": round(expected)} if few else {})}
+    return told | (_regressed if regression else _classified)(estimator, total, deviation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +182,16 @@ def _regressed(estimator: Any, total: Array, deviation: float) -> dict[str, Any]
 
 
 def verdict(figures: dict[str, Any]) -> dict[str, str]:
-    """Return a sentence where a model is not better than guessing, by figures that are released anyway."""
+    """Return a sentence where few records count or a model is not better than guessing.
+
+    It follows from figures that are released anyway.
+    """
+    if "expected" in figures:
+        return {
+            "verdict": f"only about {figures['records']:,} of about {figures['expected']:,} held-out records "
+            "count. The others have a label that the schema does not list, or no number in a numeric column: "
+            "compare the schema with the table (--strict names such a column, outside the guarantee)"
+        }
     error = figures.get("standard_error", 0.0)
     if "rmse" in figures:
         found, other = figures["rmse"], figures["rmse_of_mean"]

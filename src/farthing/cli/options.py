@@ -3,13 +3,18 @@
 Data goes to standard output, prose and errors to standard error.
 """
 
+import inspect
 import json
 import os
+import signal
 import sys
+import threading
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -20,11 +25,6 @@ from farthing.validate import did_you_mean
 if TYPE_CHECKING:  # it opens numpy
     from farthing.data.csv_files import Csv
     from farthing.data.schema import Schema
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from types import FrameType
 
 FAILED, WRONG, SPENT, INTERRUPTED = 1, 2, 3, 130
 
@@ -65,7 +65,8 @@ def number(text: Any) -> float:
             raise ValueError
         return float(text)
     except (ValueError, TypeError, OverflowError):
-        raise typer.BadParameter(f"must be a number, got {text!r}") from None
+        mark = " with a decimal point" if isinstance(text, str) and "," in text else ""
+        raise typer.BadParameter(f"must be a number{mark}, got {text!r}") from None
 
 
 def whole(text: Any) -> int:
@@ -122,12 +123,17 @@ def from_config(ctx: typer.Context, path: Path | None) -> Path | None:
             raise InvalidValue(f"--config {path}: {name!r} must be a value or a list, not a table")
         if getattr(options[name], "multiple", False) and not isinstance(found[name], list):
             found[name] = [found[name]]
-        of_texts = options[name].type.name not in (number.__name__, whole.__name__, "boolean")
         each = found[name] if isinstance(found[name], list) else [found[name]]
-        if of_texts and not all(isinstance(one, str) for one in each):
+        if _takes_texts(ctx.command, options[name].name) and not all(isinstance(one, str) for one in each):
             raise InvalidValue(f"--config {path}: {name!r} must be a text, got {found[name]!r}")
     ctx.default_map = {str(options[name].name): value for name, value in found.items()}
     return path
+
+
+def _takes_texts(command: Any, name: str) -> bool:
+    """Whether an option is declared as text, a path or a choice, and not as a number or a switch."""
+    declared = get_type_hints(inspect.unwrap(command.callback))[name]
+    return not {declared, *get_args(declared)} & {bool, int, float}
 
 
 def _long(parameter: Any) -> str:

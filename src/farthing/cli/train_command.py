@@ -257,12 +257,27 @@ def _reservations(fields: dict[str, Any]) -> Iterator[str]:
     said = fields["guarantee"]
     if said["epsilon"] is not None:
         yield from weaknesses(said["epsilon"], said["delta"], fields["records"])
+        yield from _too_little(said["epsilon"], said["delta"], fields["records"], fields["features"])
     if fields.get("dry_run"):
         return
     if not fields["public"]["schema"]["checked_by"]:
         yield UNCHECKED
     if fields["earlier_ledgers"]:
         yield earlier(fields["earlier_ledgers"])
+
+
+def _too_little(epsilon: float, delta: float, records: int, features: int) -> Iterator[str]:
+    """Yield a sentence where one answer for the whole budget has more noise than all records can add.
+
+    Its noise has a norm of about √features / μ, and a sum of vectors in the unit ball one of at most records.
+    """
+    from farthing.accounting import gaussian
+
+    if delta and gaussian.mu(epsilon, delta) * records < features**0.5:
+        yield (
+            f"the noise is larger than {records:,} records with {features:,} features can add, so the model "
+            "is mostly noise: use a larger epsilon, more records or fewer columns"
+        )
 
 
 def _skeleton(table: str, target: str | None, csv: "Csv") -> int:
@@ -340,6 +355,8 @@ def schema(
         also = f" (and {len(more):,} others, such as {more[0]!r})" if len(more) > _MANY else ""
         for name in [first] if also else [first, *more]:
             say(f"column {name!r}{also} {what}")
+    if target is None:
+        say("no target is named: give --target COLUMN, or fill in the last line")
     if data.DRAFTED not in text:
         return 0
     where = "this draft" if out is None else f"the draft {out}"

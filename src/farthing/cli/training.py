@@ -98,7 +98,8 @@ def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | Non
         recorder.ledger.refund()
         measured = None if test is None else {"table": job.test, **measuring.measured(estimator, *test)}
         if held is not None:
-            figures = measuring.held_out(estimator, *held, recorder.ledger)
+            size = kept if asked.records is None else 0  # the table's number is public only there
+            figures = measuring.held_out(estimator, *held, recorder.ledger, size * job.holdout)
             measured = None if figures is None else {"table": job.table, **figures}
         if job.strict:
             estimator.privacy_ = estimator.privacy_.noted(STRICT)
@@ -136,16 +137,26 @@ def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | Non
             told["test"] = measured | measuring.verdict(measured)
         contents["privacy"] = (json.dumps(told, allow_nan=False, indent=1) + "\n").encode()
         log.info("%d steps are taken; %s", estimator.n_iter_, estimator.privacy_)
-        for kind, content in contents.items():
-            write(files[kind], content)
-            log.info("%s is written", files[kind])
+        written = list[Path]()
         try:
-            report = outputs.reported(job, estimator, ledger, told, measured)
+            for kind, content in contents.items():
+                write(files[kind], content)
+                written.append(files[kind])
+                log.info("%s is written", files[kind])
+            write(files["report"], outputs.reported(job, estimator, ledger, told, measured).encode())
         except FarthingError as error:  # nothing is wrong with what was asked for, and it is paid
-            raise FarthingError(f"the model is written, but its report could not be: {error}") from None
-        write(files["report"], report.encode())
+            raise FarthingError(f"{error}. {_paid(job, files, written)}") from None
         log.info("%s is written", files["report"])
     return told
+
+
+def _paid(job: TrainingJob, files: dict[str, Path], written: list[Path]) -> str:
+    """Return what a training leaves of which not all files could be written."""
+    said = f"The training is charged to {job.ledger}; written: {', '.join(map(str, written)) or 'no file'}"
+    if files["privacy"] not in written:
+        return said
+    again = f"farthing report {job.ledger} --privacy {files['privacy']} --out {files['report']}"
+    return f"{said}. To write the report again: {again}"
 
 
 def _refuse_another(asked: TrainingJob, own: Path) -> None:

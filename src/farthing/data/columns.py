@@ -66,7 +66,10 @@ class Numeric:
             finite(**{f"{name} of column {self.name!r}": getattr(self, name)}) for name in ("low", "high")
         )
         if not interval(low, high):
-            raise InvalidValue(f"column {self.name!r} must have {APART}, got {self.low!r}, {self.high!r}")
+            needed = "low < high" if low >= high else APART
+            raise InvalidValue(
+                f"column {self.name!r} must have {needed}, got low {self.low!r} and high {self.high!r}"
+            )
         if self.missing is not None:
             between = finite(**{f"missing of column {self.name!r}": self.missing})
             if not low <= between <= high:

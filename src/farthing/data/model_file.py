@@ -1,6 +1,7 @@
 """Store a model on the features of a schema in a file, and write files atomically."""
 
 import io
+import json
 import os
 import tempfile
 import zipfile
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_expit, softmax
 
+from farthing.budget import FORMAT
 from farthing.data import table_files
 from farthing.data.columns import Categorical, Numeric
 from farthing.data.csv_files import Csv
@@ -23,6 +25,8 @@ from farthing.ledger.journal_head import foreign, never_begun
 
 Array = NDArray[np.float64]
 
+KINDS = "scores", "logistic", "counts"  # logistic: scores are log-odds; counts: logarithms of means
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
@@ -31,7 +35,7 @@ class Model:
     schema: Schema
     coef: Array
     intercept: Array
-    kind: str = "scores"  # "logistic" where scores are log-odds, "counts" where they are logarithms of means
+    kind: str = "scores"  # one of `KINDS`
 
     def scores(self, X: Array) -> Array:
         """Return the scores of every row of features: one, or one a label."""
@@ -132,6 +136,7 @@ class Model:
                 schema = Schema.from_json(str(found["schema"]))
                 coef, intercept = (np.asarray(found[name], np.float64) for name in ("coef", "intercept"))
                 kind = str(found["kind"]) if "kind" in found else "scores"
+                newer = _newer(json.loads(str(found["privacy"])) if "privacy" in found else {}, kind)
                 more = cls._more(found, schema.width)
         except FileNotFoundError:
             raise InvalidValue(
@@ -141,6 +146,8 @@ class Model:
             raise InvalidValue(
                 f"{str(path)!r} is not a model: MODEL must be a folder or file that train wrote"
             ) from None
+        if newer:
+            raise InvalidValue(f"{str(path)!r} {newer}: install the version that trained it")
         labels = len(schema.target.values) if isinstance(schema.target, Categorical) else 0
         outputs = labels if labels > 2 else 1
         if coef.shape != (outputs, schema.width) or intercept.shape != (outputs,):
@@ -153,6 +160,14 @@ class Model:
         if "tables" in found:
             raise ValueError
         return ()
+
+
+def _newer(told: dict[str, Any], kind: str) -> str:
+    """Return what of a model's file only another version of farthing can read, or nothing."""
+    if told.get("format", FORMAT) != FORMAT:
+        written = f", written by {told['software']}" * ("software" in told)
+        return f"has format {told['format']!r}{written}, but this version of farthing reads format {FORMAT}"
+    return "" if kind in KINDS else f"holds a model of kind {kind!r}, which this version of farthing lacks"
 
 
 def check_writable(

@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 from farthing.data.columns import Categorical, Column, Date, Numeric, Unbounded
 from farthing.errors import InvalidValue
 from farthing.queries import arrays
-from farthing.validate import did_you_mean, repeated
+from farthing.validate import did_you_mean, read_json, repeated
 
 __all__ = [
     "CHECKED",
@@ -114,8 +114,8 @@ class Schema:
     def from_json(cls, text: str) -> "Schema":
         """Read a schema from the text of `to_json`; the message names the key that is wrong."""
         try:
-            found = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            found = read_json(text)
+        except ValueError as error:
             raise InvalidValue(f"a schema must be JSON: {error}") from None
         if isinstance(found, dict) and DRAFTED in found:
             raise InvalidValue(

@@ -178,8 +178,9 @@ def named(table: str, column: str | None, csv: Csv = PLAIN) -> list[str]:
             "columns above it, or say which line holds them (--header)"
         )
     if column is not None and column not in names:
-        wrong = f"{table!r} has no column {column!r}{did_you_mean(column, names)}"
-        if is_csv(table):
+        similar = did_you_mean(column, names)
+        wrong = f"{table!r} has no column {column!r}{similar}"
+        if is_csv(table) and not similar:
             mark = DELIMITERS.get(csv.delimiter_of(table), "other marks")
             wrong += (
                 f" among the {len(names)} between {mark} of line {csv.header_line}: say what separates them "

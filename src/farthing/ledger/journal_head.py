@@ -28,8 +28,9 @@ _sync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 
 def locked(path: str | None, error: Exception) -> LedgerLocked:
     """Return the error to raise: a plain DatabaseError is a damaged file, its subclasses are of the disk."""
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
     return LedgerLocked(
-        f"journal {path}: {error}. {DAMAGED if type(error) is sqlite3.DatabaseError else FAILED}"
+        f"journal {path}: {reason}. {DAMAGED if type(error) is sqlite3.DatabaseError else FAILED}"
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from farthing.audit.auditing import Verdict
-from farthing.budget import Guarantee
+from farthing.budget import Guarantee, Shown
 from farthing.errors import InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
 from farthing.queries.query import Run
@@ -50,11 +50,15 @@ def plot(one: Any) -> Plot:
             found = pictures.burned(Subject.of(one, title="ledger", method=""))
         case Run():
             found = _of_run(one)
+        case Shown() if (paid := getattr(one, "ledger", None)) is not None:  # a training of a network
+            return plot(paid)
         case _:
             raise Unsupported(f"there is no picture of {type(one).__name__}")
     if found is None:
         raise InvalidValue("there is nothing to draw: nothing was charged yet, or nothing is promised")
-    style = f"<style>{PALETTE}{CHART}text{{font-family:system-ui,sans-serif}}</style>"
+    # with a ground of its own: a page may be light where the reader prefers dark
+    ground = "svg{background:var(--card);border-radius:6px}text{font-family:system-ui,sans-serif}"
+    style = f"<style>{PALETTE}{CHART}{ground}</style>"
     svg = found.svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" width="460" ', 1)
     place = svg.index(">") + 1
     return Plot(found.title, found.caption, svg[:place] + style + svg[place:])
@@ -90,6 +94,8 @@ def html(one: Any) -> str:
             }
         case Verdict():
             facts = _judged(one)
+        case Shown() if hasattr(one, "plan"):
+            facts = _trained(one)
         case _:
             raise Unsupported(f"there is no table of {type(one).__name__}")
     rows = "".join(
@@ -112,6 +118,21 @@ def _guaranteed(said: Guarantee) -> dict[str, str]:
         "assumptions": said.note,
         "size": band(said.epsilon)[1] if finite else "",
     }
+
+
+def _trained(training: Any) -> dict[str, str]:
+    """Return the facts of a training of a network, whose class is in a module that imports PyTorch."""
+    plan, ledger = training.plan, training.ledger
+    facts = {
+        "model": type(training.model).__name__,
+        "optimizer": type(training.optimizer).__name__,
+        "updates": f"{training.t:,} made",
+        "batches": f"{training.steps:,} planned, of {plan.expected_batch_size:,.0f} records expected",
+        "noise multiplier": number(plan.noise_multiplier(0)),
+    }
+    if ledger is None:
+        return facts
+    return facts | {"charged": percent(ledger.share), "guarantee": str(ledger.guarantee)}
 
 
 def _judged(verdict: Verdict) -> dict[str, str]:

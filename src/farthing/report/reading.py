@@ -7,27 +7,24 @@ follow the accountant of the guarantee: certified tight accounting for promised 
 otherwise. If a theorem proves a single (ε, δ) only, there is no curve.
 """
 
-import json
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from farthing.accounting import gaussian, pld, zcdp
+from farthing.accounting.filters import GdpFilter, Totals, ZcdpFilter
 from farthing.budget import FORMAT, Adjacency, Budget, Guarantee, Observer, Unit
 from farthing.errors import InvalidValue, LedgerLocked
 from farthing.ledger.books import FLOATS, SEEDED
-from farthing.report.subject import ClientGroup, Declared, FederatedRun, Score
+from farthing.queries.events import ComposedEvent, Event, RepeatedEvent
+from farthing.report.subject import Charge, ClientGroup, Declared, FederatedRun, Score, Subject
+from farthing.validate import read_json
 
 if TYPE_CHECKING:
     from farthing.audit.auditing import Verdict
-from collections import Counter
-from collections.abc import Iterator, Sequence
-
-from farthing.accounting import gaussian, pld, zcdp
-from farthing.accounting.filters import GdpFilter, Totals, ZcdpFilter
-from farthing.queries.events import ComposedEvent, Event, RepeatedEvent
-from farthing.report.subject import Charge, Subject
 
 T = TypeVar("T")
 
@@ -52,7 +49,7 @@ class Told:
 def read(option: str, file: Path, take: Callable[[dict[str, Any]], T]) -> T:
     """Parse the JSON object in ``file``; an error names the option and the file."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = read_json(file.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
             raise ValueError(f"it holds a {type(found).__name__}")
         if found.get("format", FORMAT) == FORMAT:
@@ -241,7 +238,7 @@ def _promised(subject: Subject) -> bool:
     return bool(subject.plan) or subject.guarantee.accountant == _TIGHT
 
 
-def _counted(charges: Sequence[Charge], cuts: Sequence[int]) -> "Iterator[Counter[Event]]":
+def _counted(charges: Sequence[Charge], cuts: Sequence[int]) -> Iterator[Counter[Event]]:
     """Return, for every cut, the number of each event among the first answers."""
     counted: Counter[Event] = Counter()
     places, at, passed = iter(cuts), 0, 0
@@ -256,26 +253,26 @@ def _counted(charges: Sequence[Charge], cuts: Sequence[int]) -> "Iterator[Counte
         at = passed
 
 
-def _all(charges: Sequence[Charge]) -> "Counter[Event]":
+def _all(charges: Sequence[Charge]) -> Counter[Event]:
     counted: Counter[Event] = Counter()
     for charge in charges:
         counted[charge.event] += charge.count
     return counted
 
 
-def _composed(counted: "Counter[Event]") -> Event:
+def _composed(counted: Counter[Event]) -> Event:
     return ComposedEvent(tuple(RepeatedEvent(event, count) for event, count in counted.items()))
 
 
-def _tight(subject: Subject) -> Callable[["Counter[Event]"], float]:
+def _tight(subject: Subject) -> Callable[[Counter[Event]], float]:
     said = subject.guarantee
     return lambda counted: pld.epsilon(_composed(counted), said.delta, said.adjacency)
 
 
-def _filtered(subject: Subject) -> Callable[["Counter[Event]"], float]:
+def _filtered(subject: Subject) -> Callable[[Counter[Event]], float]:
     rule, costs, people = subject.rule, dict[Event, Totals](), _people(subject)
 
-    def price(counted: "Counter[Event]") -> float:
+    def price(counted: Counter[Event]) -> float:
         totals = rule.start()
         for event, count in counted.items():
             if event not in costs:

@@ -183,7 +183,8 @@ def records_of(policy: Policy) -> Table:
     else:
         X, y = _arrays(policy.records)
     if X.ndim != 2 or X.shape[1] != policy.limits.width:
-        raise InvalidValue(f"records must have the {policy.limits.width} features of the policy")
+        found = f"{X.shape[1]}: correct width under [limits]" if X.ndim == 2 else "no table"
+        raise InvalidValue(f"records must have the {policy.limits.width} features of the policy, got {found}")
     y = np.asarray(y, dtype=np.float64)
     if "multinomial" in policy.limits.losses and not np.isin(y, np.arange(policy.limits.outputs)).all():
         raise InvalidValue(

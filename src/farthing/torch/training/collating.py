@@ -196,7 +196,8 @@ def _columns(row: Any) -> tuple[Any, ...]:
     if not isinstance(row, list | tuple) or len(row) < 2:
         raise InvalidValue(
             f"a record must be a tuple (inputs…, target), a batch of them is a {type(row).__name__}; "
-            "give collate=, a function from a list of records to (inputs…, targets)"
+            "give the data as one tuple (inputs, targets), or collate=, a function from a list of records to "
+            "(inputs…, targets)"
         )
     return tuple(row)
 

@@ -37,6 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from farthing import validate
+from farthing.budget import Drawn
 from farthing.errors import BudgetSpent, InvalidValue
 from farthing.ledger.ledger import Ledger
 from farthing.queries.bounds import Bound
@@ -74,8 +75,7 @@ from farthing.torch.training.randomness import OwnRandomness, apart, one_by_one
 from farthing.torch.training.schedules import Average, Bounds, Clip
 from farthing.torch.training.watching import ProgressLine, TrainingStep
 
-CLIP = 1.0
-PHYSICAL = 512
+CLIP, PHYSICAL = 1.0, 512
 _LOOK = 16  # how often weights on another device are looked at for NaN: a look waits for the device
 
 
@@ -289,7 +289,7 @@ def train(
     return training
 
 
-class Training:
+class Training(Drawn):
     """A run that is checked and promised; iterating it asks for batches, one `TrainingStep` per update.
 
     Made by `train`. Stopping early, or an interruption, costs no more than the batches that were asked for.
