@@ -567,3 +567,22 @@ def test_a_layer_that_does_not_run_in_mixed_precision_is_refused_in_a_sentence()
         Gradient(nn.Sequential(Full(5, 4), nn.Linear(4, 3)), losses, autocast=torch.float16).check(
             X[:1], Y[:1]
         )
+
+
+class Sometimes(nn.Module):
+    """Centres batches of some sizes."""
+
+    def __init__(self, sizes):
+        super().__init__()
+        self.sizes, self.fc = sizes, nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.fc(x - x.mean(0) if len(x) in self.sizes else x)
+
+
+@pytest.mark.parametrize("sizes", [range(64, 65), range(100, 200), range(500, 520)])
+def test_batches_of_sizes_between_are_tried(sizes):
+    loss = nn.CrossEntropyLoss(reduction="none")
+    gradient = Gradient(Sometimes(sizes), loss, expected_batch_size=1000)
+    with pytest.raises(Unsupported, match="mixes examples"):
+        gradient.check(torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64))

@@ -475,7 +475,14 @@ def _refuse_longer(rule: ClipRule) -> None:
     norms = torch.cat(
         [torch.zeros(1, dtype=torch.float32), torch.logspace(-126, 126, 1009, base=2.0, dtype=torch.float32)]
     )
-    longest = rule.factors(norms, rule.live_clip(norms.device)).double() * (norms.double() + _LOST)
+    clip = rule.live_clip(norms.device)
+    factors = rule.factors(norms, clip)
+    if not torch.equal(factors, torch.cat([rule.factors(some, clip) for some in norms.split(101)])):
+        raise InvalidValue(
+            f"{rule!r} gives a gradient another factor where others are shorter or longer, so that one "
+            "example moves all others: compute a factor from its norm alone"
+        )
+    longest = factors.double() * (norms.double() + _LOST)
     broken = longest.abs() > rule.largest_norm * _PROMISED
     if bool(broken.any()):
         place = int(broken.nonzero()[0])

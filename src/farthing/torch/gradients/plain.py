@@ -216,10 +216,14 @@ class Plain:
     def __init__(self, model: nn.Module) -> None:
         self._norms = list(_spectral_norms(model))
         self.sharded = [module for module in model.modules() if _shards(module)]
+        self._kinds = sorted({"cpu", *(p.device.type for p in model.parameters())} - {"meta"})
         self._depth, self._stack = 0, ExitStack()
 
     def running(self) -> "Plain":
-        """Run the model eagerly, whole, with checkpoints of one kind, its spectral norms as they stand."""
+        """Run the model eagerly, whole, in the precision asked for, with checkpoints of one kind.
+
+        Spectral norms stay as they are.
+        """
         return self
 
     def __enter__(self) -> None:
@@ -245,6 +249,9 @@ class Plain:
         torch.ctc_loss = _ctc_within  # type: ignore[assignment]
         if self.sharded:
             self._stack.enter_context(_gathered(self.sharded))
+        for kind in self._kinds:
+            if torch.is_autocast_enabled(kind):  # of the caller: norms and sums would be rounded to 8 bits
+                self._stack.enter_context(torch.autocast(kind, enabled=False))
         if "torch._dynamo" in sys.modules:  # something may be compiled: a function that forward calls, say
             self._stack.enter_context(torch.compiler.set_stance("force_eager"))
         for module, _ in self._norms:
