@@ -240,13 +240,13 @@ class Plain:
         if self._depth == 0:
             for name, own in zip(_NAMES, _OWN, strict=True):
                 setattr(checkpoint, name, own)
-            torch.ctc_loss = _CTC
+            torch.ctc_loss, torch.grid_sampler = _CTC, _GRID
             self._stack.close()
 
     def _put_aside(self) -> None:
         for name, plain in zip(_NAMES, (_Kept, _kept), strict=True):
             setattr(checkpoint, name, plain)
-        torch.ctc_loss = _ctc_within  # type: ignore[assignment]
+        torch.ctc_loss, torch.grid_sampler = _ctc_within, _grid_within  # type: ignore[assignment]
         if self.sharded:
             self._stack.enter_context(_gathered(self.sharded))
         for kind in self._kinds:
@@ -348,6 +348,16 @@ def _ctc_within(log_probs: Any, targets: Any, inputs: Any, lengths: Any, *args: 
 
 
 _CTC: Any = torch.ctc_loss
+
+
+def _grid_within(input: Tensor, grid: Tensor, mode: int, padding: int, corners: bool) -> Tensor:
+    """Return torch.grid_sampler, NaN at places that are not finite: on a CPU its backward pass ends there."""
+    there = grid.isfinite().all(-1)
+    found = _GRID(input, torch.where(there[..., None], grid, 0.0), mode, padding, corners)
+    return torch.where(there.unsqueeze(1), found, torch.nan)
+
+
+_GRID: Any = torch.grid_sampler
 
 
 class _Kept:
