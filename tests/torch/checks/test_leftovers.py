@@ -1,14 +1,22 @@
 """A pass over private examples leaves nothing behind: no gradient of its own, nothing in the model."""
 
+import array
+import collections
 import contextvars
 import copy
+import ctypes
 import dataclasses
 import functools
 import gc
+import importlib
 import io
+import mmap
+import multiprocessing
+import queue
 import random
 import threading
 import types
+import weakref
 from typing import ClassVar
 
 import numpy as np
@@ -449,6 +457,17 @@ class Meter:
     def __init__(self):
         self.total = 0.0
 
+    def update(self, value):
+        SEEN["rows"].append(value)
+
+    @staticmethod
+    def put(value):
+        SEEN["rows"].append(value)
+
+    @classmethod
+    def noted(cls, value):
+        cls.put(value)
+
 
 METER, SPACE, LOCAL, LAST = Meter(), types.SimpleNamespace(last=None), threading.local(), None
 LOCAL.last = None
@@ -509,6 +528,91 @@ def globals_as_before():
 def test_objects_of_the_users_own_that_are_globals_are_looked_into(keep, name):
     with pytest.raises(Unsupported, match=name):
         run(Net(keep), route="fast")
+
+
+class Reports(Net):
+    """Tells something of its own about every batch."""
+
+    def __init__(self, keep):
+        super().__init__(keep)
+        self.meter = Meter()
+
+
+@pytest.mark.parametrize("route", ["fast", "loop"])
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda self, x: METER.update(float(x.sum())),
+        lambda self, x: Meter().update(float(x.sum())),
+        lambda self, x: Meter.put(float(x.sum())),
+        lambda self, x: Meter.noted(float(x.sum())),
+        lambda self, x: self.meter.update(float(x.sum())),
+    ],
+)
+def test_methods_of_the_users_own_classes_are_looked_into(keep, route):
+    try:
+        with pytest.raises(Unsupported, match=r"SEEN\.rows"):
+            run(Reports(keep), route=route)
+    finally:
+        SEEN["rows"].clear()
+
+
+def test_a_module_inside_a_package_that_is_named_in_full_is_looked_into(tmp_path, monkeypatch):
+    for name, text in (("__init__", ""), ("seen", "ROWS = []"), ("net", "import ownpackage.seen\n\n")):
+        tmp_path.joinpath("ownpackage").mkdir(exist_ok=True)
+        tmp_path.joinpath("ownpackage", f"{name}.py").write_text(text)
+    with tmp_path.joinpath("ownpackage", "net.py").open("a") as file:
+        file.write("def keep(self, x):\n    ownpackage.seen.ROWS.append(x)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    keep = importlib.import_module("ownpackage.net").keep
+    with pytest.raises(Unsupported, match="ROWS"):
+        run(Net(keep))
+
+
+def told():
+    last = None
+    while True:
+        last = yield last
+
+
+QUEUE, ROOM, ARRAY, TELL = queue.Queue(), bytearray(4), array.array("d", [0.0]), told()
+WEAK, WORDS, MEMORY = weakref.WeakKeyDictionary(), collections.UserDict(), mmap.mmap(-1, 4)
+VIEW, NUMBER, SHARED = memoryview(bytearray(4)), ctypes.c_double(), multiprocessing.Value("d", 0.0)
+SPARSE = torch.eye(3).to_sparse().coalesce()
+next(TELL)
+
+
+def byte(x):
+    return int(1e6 * float(x.abs().sum())) % 251
+
+
+@pytest.mark.parametrize(
+    ("keep", "name"),
+    [
+        (lambda self, x: QUEUE.put(x), "QUEUE"),
+        (lambda self, x: ROOM.__setitem__(0, byte(x)), "ROOM"),
+        (lambda self, x: ARRAY.__setitem__(0, float(x.sum())), "ARRAY"),
+        (lambda self, x: TELL.send(float(x.sum())), "TELL"),
+        (lambda self, x: WEAK.__setitem__(self, float(x.sum())), "WEAK"),
+        (lambda self, x: WORDS.__setitem__("x", float(x.sum())), "WORDS"),
+        (lambda self, x: MEMORY.__setitem__(0, byte(x)), "MEMORY"),
+        (lambda self, x: VIEW.__setitem__(0, byte(x)), "VIEW"),
+        (lambda self, x: setattr(NUMBER, "value", float(x.sum())), "NUMBER"),
+        (lambda self, x: setattr(SHARED, "value", float(x.sum())), "SHARED"),
+        (lambda self, x: SPARSE.values().fill_(float(x.sum())), "SPARSE"),
+    ],
+)
+def test_what_pythons_library_has_to_keep_things_in_is_looked_into(keep, name):
+    with pytest.raises(Unsupported, match=name):
+        run(Net(keep), route="fast")
+
+
+def test_bytes_that_are_written_for_some_inputs_only_are_put_back():
+    model = Net(sometimes(lambda self, x: self.room.__setitem__(0, 1 + byte(x))))
+    for room in (bytearray(4), memoryview(bytearray(4)), mmap.mmap(-1, 4), (ctypes.c_ubyte * 4)()):
+        model.room = room
+        run(model)
+        assert bytes(room) == bytes(4)
 
 
 @dataclasses.dataclass(slots=True)

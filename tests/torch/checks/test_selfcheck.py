@@ -567,3 +567,50 @@ def test_a_layer_that_does_not_run_in_mixed_precision_is_refused_in_a_sentence()
         Gradient(nn.Sequential(Full(5, 4), nn.Linear(4, 3)), losses, autocast=torch.float16).check(
             X[:1], Y[:1]
         )
+
+
+class Turns(nn.Module):
+    """Turns and stretches an image, as itself says."""
+
+    def __init__(self, padding):
+        super().__init__()
+        self.padding, self.how, self.fc = padding, nn.Linear(16, 6), nn.Linear(16, 2)
+
+    def forward(self, x):
+        places = F.affine_grid(self.how(x.flatten(1)).view(-1, 2, 3), x.shape, align_corners=False)
+        return self.fc(F.grid_sample(x, places, padding_mode=self.padding, align_corners=False).flatten(1))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("route", ["fast", "vmap", "loop"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_an_image_that_is_no_number_is_sampled_nowhere_and_ends_no_process(padding, route):
+    """Torch's own backward pass reads past its memory there."""
+    torch.manual_seed(0)
+    loss = nn.CrossEntropyLoss(reduction="none")
+    x, y = torch.randn(6, 1, 4, 4), torch.tensor([0, 1, 1, 0, 1, 0])
+    gradient, bound, own = Gradient(Turns(padding), loss, route=route), ClipNorm(0.1), torch.grid_sampler
+    expected = gradient.bounded_sum(Examples((x[2:], y[2:])).take(slice(None)), None, bound)
+    x[0], x[1, 0, 0, 0] = torch.nan, torch.inf
+    found = gradient.bounded_sum(Examples((x, y)).take(slice(None)), None, bound)
+    assert torch.allclose(found, expected, atol=1e-6)
+    assert torch.grid_sampler is own
+
+
+class Sometimes(nn.Module):
+    """Centres batches of some sizes."""
+
+    def __init__(self, sizes):
+        super().__init__()
+        self.sizes, self.fc = sizes, nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.fc(x - x.mean(0) if len(x) in self.sizes else x)
+
+
+@pytest.mark.parametrize("sizes", [range(64, 65), range(100, 200), range(500, 520)])
+def test_batches_of_sizes_between_are_tried(sizes):
+    loss = nn.CrossEntropyLoss(reduction="none")
+    gradient = Gradient(Sometimes(sizes), loss, expected_batch_size=1000)
+    with pytest.raises(Unsupported, match="mixes examples"):
+        gradient.check(torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64))

@@ -342,6 +342,44 @@ def test_without_memory_nothing_is_said_of_the_batch(monkeypatch):
     assert "GiB" not in "".join(traceback.format_exception(caught.value))
 
 
+class Repeats(nn.Module):
+    """As much memory as an example says."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x):
+        if float(x[0, 0]) > 1e6:
+            raise torch.OutOfMemoryError("Tried to allocate 4.32 TiB")
+        return self.fc(x)
+
+
+def test_an_example_that_asks_for_too_much_memory_alone_counts_as_nothing():
+    """Where examples go one by one, their values may decide how much memory that is."""
+    x, y = torch.rand(40, 4), torch.zeros(40, dtype=torch.int64)
+    x[7] = 1e7
+    loss = nn.CrossEntropyLoss(reduction="none")
+    how = {"sampling_rate": 1.0, "noise_multiplier": 40.0, "steps": 2, "route": "loop"}
+    assert len([*ft.torch.train(Repeats(), loss, (x, y), epsilon=1.0, delta=1e-5, **how)]) == 2
+
+
+@pytest.mark.parametrize("route", ["fast", "rows", "gram", "vmap", "loop"])
+@pytest.mark.parametrize("positions", [1, 7])
+def test_mixed_precision_around_a_run_does_not_round_norms_and_sums(route, positions):
+    torch.manual_seed(0)
+    x = (10 + 10 * torch.randn(1, positions, 6)).expand(24, -1, -1).clone()
+    y = (10 + 10 * torch.randn(1, positions, 5)).expand(24, -1, -1).clone()
+    gradient = Gradient(nn.Linear(6, 5), lambda out, y: (out * y).flatten(1).sum(1), route=route)
+    data = Examples((x[:, 0], y[:, 0]) if positions == 1 else (x, y))
+    for n in range(2, 24):
+        sums = []
+        with torch.autocast("cpu", torch.bfloat16):
+            for some in (n, n - 1):
+                sums.append(gradient.bounded_sum(data.take(np.arange(some)), None, ClipNorm(1.0)).double())
+        assert float((sums[0] - sums[1]).norm()) <= 1 + 2.0**-9
+
+
 def test_a_loss_that_is_a_mean_is_refused_where_it_is_computed():
     gradient = Gradient(nn.Linear(2, 1), lambda outputs, targets: (outputs[:, 0] - targets).square().mean())
     with pytest.raises(InvalidValue, match="one value a record"):

@@ -144,6 +144,22 @@ def test_rules_that_leave_a_gradient_longer_than_they_promise_are_refused(rule, 
         gradient.zero(None, None, rule)
 
 
+class ToTheMedian(ClipRule):
+    """Gradients are clipped where half of the others are longer: bounded, and each moves them all."""
+
+    largest_norm = 1.0
+
+    def factors(self, norms, clip):
+        return clip / norms.clamp_min(max(clip, float(norms.median())))
+
+
+@pytest.mark.parametrize("route", ["fast", "vmap"])
+def test_a_rule_by_which_one_gradient_moves_the_factors_of_others_is_refused(route):
+    gradient = Gradient(torch.nn.Linear(3, 1, bias=False), lambda outputs, _: outputs[:, 0], route=route)
+    with pytest.raises(InvalidValue, match="moves all others"):
+        gradient.zero(None, None, ToTheMedian())
+
+
 @pytest.mark.parametrize("route", ["fast", "vmap"])
 @pytest.mark.parametrize("size", [1e-24, 2e-23, 1e-21, 1e-16, 1e-12, 1e-9])
 def test_the_least_gamma_holds(route, size):

@@ -1,5 +1,7 @@
 """Records become rows one by one: whatever a collate function does, nobody's row depends on another's."""
 
+import signal
+import sys
 import traceback
 
 import numpy as np
@@ -341,3 +343,80 @@ def test_a_record_whose_reading_ends_the_program_counts_as_one_that_cannot_be_re
     columns, there = Reader(Shapes(4, 4, 4, None)).read(range(4))
     assert there.tolist() == [True, True, True, False]
     assert len(columns[0]) == 3
+
+
+class Panic(BaseException):
+    """What libraries in Rust raise of a record that they do not expect."""
+
+
+@pytest.mark.parametrize("error", [Panic, SystemExit, GeneratorExit, ValueError])
+@pytest.mark.parametrize("place", [0, 3])
+def test_no_error_of_a_record_ends_a_run(place, error):
+    class Panics(Shapes):
+        def __getitem__(self, at):
+            if at == place:
+                raise error
+            return super().__getitem__(at)
+
+    columns, there = Reader(Panics(*[4] * 9)).read(range(9))
+    assert there.tolist() == [at != place for at in range(9)]
+    assert len(columns[0]) == 8
+
+
+def test_an_interruption_or_a_signal_ends_it():
+    class Stopped(Shapes):
+        def __getitem__(self, at):
+            if at == 8:
+                signal.raise_signal(signal.SIGTERM)
+            return super().__getitem__(at)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+    try:
+        with pytest.raises(SystemExit):
+            Reader(Stopped(*[4] * 9)).read(range(9))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class InPlace(Dataset):
+    """Writes every record into the same memory."""
+
+    def __init__(self, form):
+        self.form, self.tensor, self.list = form, torch.zeros(2), [None, 0]
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, place):
+        self.tensor.fill_(place)
+        match self.form:
+            case "tensor":
+                return self.tensor, place
+            case "view":
+                return self.tensor[:], place
+            case "array":
+                return self.tensor.numpy(), place
+            case "nested":
+                return (self.tensor, torch.ones(1)), place
+        self.list[:] = torch.full((2,), float(place)), place
+        return self.list
+
+
+def without_a_copy(records):
+    ((inputs, target),) = records
+    return inputs[None], torch.tensor([target])
+
+
+@pytest.mark.parametrize(
+    ("form", "collate"),
+    [
+        *((form, None) for form in ("tensor", "view", "array", "nested", "list")),
+        *((form, without_a_copy) for form in ("tensor", "view", "list")),
+    ],
+)
+def test_records_that_a_dataset_writes_into_the_same_memory_stay_apart(form, collate):
+    examples = Examples(InPlace(form), collate=collate)
+    for _ in range(2):
+        inputs, targets, _ = next(examples.take(np.arange(9)).physical_batches(64))
+        first = inputs[0] if isinstance(inputs, tuple) else inputs
+        assert first[:, 0].tolist() == targets.tolist() == [*range(9)]

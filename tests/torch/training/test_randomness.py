@@ -48,6 +48,52 @@ def test_an_error_leaves_them_as_they_were():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+class Panics(Breaks):
+    def __init__(self, error):
+        self.error = error
+
+    def bounded_sum(self, records, w, bound):
+        raise self.error
+
+
+class Panic(BaseException):
+    """What libraries in Rust raise of a record that they do not expect."""
+
+
+@pytest.mark.parametrize("error", [Panic, SystemExit, GeneratorExit])
+def test_an_error_that_only_an_interruption_may_raise_becomes_an_ordinary_one(error):
+    """The ledger then lets the record that it belongs to count as nothing."""
+    with pytest.raises(RuntimeError, match="no Exception"):
+        OwnRandomness(Panics(error), CPU).bounded_sum(3, None, None)
+    with pytest.raises(KeyboardInterrupt):
+        OwnRandomness(Panics(KeyboardInterrupt), CPU).bounded_sum(3, None, None)
+
+
+class Keeps:
+    """A transform that keeps its last input and how many it saw, as libraries of transforms do."""
+
+    def __init__(self):
+        self.last, self.sizes, self.sum = None, [], torch.zeros(3)
+
+    def __call__(self, x):
+        self.last = x
+        self.sizes.append(len(x))
+        self.sum += x.sum(0)
+        return x + 0.1 * torch.rand_like(x)
+
+
+def test_what_a_transform_keeps_of_a_batch_is_put_back():
+    keeps, records = Keeps(), (5.0 + torch.rand(40, 3), torch.randint(2, (40,)))
+    loss = torch.nn.CrossEntropyLoss(reduction="none")
+    how = {"epsilon": 1.0, "delta": 1e-5, "sampling_rate": 0.5, "steps": 3}
+    run = train(torch.nn.Linear(3, 2), loss, records, augment=keeps, **how)
+    before = keeps.last, [*keeps.sizes], keeps.sum.clone()
+    assert len([*run]) == 3
+    assert keeps.last is before[0]
+    assert keeps.sizes == before[1]
+    assert torch.equal(keeps.sum, before[2])
+
+
 def flipped(images):
     return torch.where(torch.rand(len(images), 1, 1) < 0.5, images.flip(-1), images)
 

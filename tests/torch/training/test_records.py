@@ -196,6 +196,15 @@ def test_a_record_of_nobody_decides_nothing_for_others(odd):
     assert sorted(sorted(row) for row in examples._places.tolist()) == [[0, 2], [1, 4]]
 
 
+def test_a_very_long_name_of_a_user_takes_no_memory_for_the_others():
+    """An array of texts is as wide as the longest: 100,000 of these would be refused, 400 GB."""
+    users = ["a", "b" * 10**6, *"ab" * 50_000]
+    examples = Examples(
+        (torch.zeros(len(users), 1), torch.zeros(len(users))), users=users, records_per_user=2
+    )
+    assert len(examples) == 3
+
+
 def test_a_refusal_of_users_does_not_tell_how_many_there_are():
     for users in (np.arange(5), [1] * 5, np.ones(6), np.ones((6, 1), dtype=int)):
         with pytest.raises(InvalidValue, match="one whole number or text a record") as refused:

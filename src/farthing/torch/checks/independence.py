@@ -8,9 +8,9 @@ Two questions are asked of per-example gradients, by what is going to sum them:
   places differ in some digit, so that every place is seen to move no other one. In a batch of the size that
   training expects, a random half is exchanged, and losses must stay, and the sum of the gradients of those
   that stay.
-* *Sizes.* In batches of 1 to 40, as long as other sides of the model's tensors, or as large as expected, an
-  example's loss and gradient must be those of the example alone, without random numbers (`Calm`), in training
-  mode where that is the model's.
+* *Sizes.* In batches of 1 to 40, of 64, 128 and so on, as long as other sides of the model's tensors, or as
+  large as expected, an example's loss and gradient must be those of the example alone, without random numbers
+  (`Calm`), in training mode where that is the model's.
 
 These are checks, not proofs: what mixes in larger batches only, or for one input in a million, passes. How
 much is tried follows from the model's size, never from a clock, so that an answer can be had again.
@@ -190,12 +190,13 @@ class Company:
     def _sides(self, most: int) -> list[int]:
         """Return sizes at which a batch is as long as another side of a tensor: its axis may be mistaken.
 
-        And 3: torch.cross takes the first axis of that length.
+        And 3: torch.cross takes the first axis of that length. Powers of two, as parts of a batch have them.
         """
         made = self.source.batch(2)
         outputs = (out for _, out in _outputs(self.model, made[0]))
         sides = {side for x in (*self.model.parameters(), *leaves(made), *outputs) for side in x.shape}
-        return sorted(side for side in sides | {3} if 1 < side <= most)[:_SIDES]
+        powers = [2**k for k in range(6, 13) if 2**k < most]
+        return sorted(side for side in sides | {3} if 1 < side <= most)[:_SIDES] + powers
 
     def sizes(self) -> None:
         """Check that an example's result is the same alone and in batches of any size."""

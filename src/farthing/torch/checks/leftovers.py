@@ -47,6 +47,7 @@ from farthing.torch.checks.reach import (
     FIXED,
     MISSING,
     NUMBERS,
+    ROOM,
     Cached,
     Entries,
     attributes,
@@ -60,7 +61,8 @@ from farthing.torch.checks.reach import (
 _LARGEST = 1 << 22  # elements of a tensor that is put back
 _SMALL = 1 << 16  # elements of a parameter that is put back
 _LARGE = 1 << 20  # elements: of a larger tensor only where it lies, its version and its sum are compared
-_BYTES = (bytearray, array.array, np.ndarray, *FILES)
+_BYTES = (*ROOM, np.ndarray, *FILES)
+_ROOMY = 1 << 24  # bytes of a buffer that is looked at
 _GLOBAL = "global "
 _INNER = ("_parameters.", "_buffers.", "_modules.", ".value")
 
@@ -161,6 +163,7 @@ def _frozen(value: Tensor) -> Any:
     """Return a copy of a tensor, or of a large one something that identifies its content."""
     try:
         plain = value.detach()
+        plain = plain._values() if plain.layout is torch.sparse_coo else plain
         if plain.numel() > _LARGE or plain.layout is not torch.strided:
             return plain.data_ptr(), value._version, float(plain.sum(dtype=torch.float64))
         return plain.clone()
@@ -186,7 +189,7 @@ class Wall:
     A model of torch's own modules has buffers only, unless ``everything`` is asked for.
     """
 
-    def __init__(self, model: nn.Module, loss: Any, *, everything: bool = False) -> None:
+    def __init__(self, model: Any, loss: Any, *, everything: bool = False) -> None:
         found = [holder for _, holder in walk(roots(model, loss)) if not _fixed(holder)]
         if not everything:
             modules = [holder for holder in found if isinstance(holder, nn.Module)]
@@ -308,7 +311,10 @@ def _bytes(part: Any) -> Any:
         return part.getvalue() if not part.closed else None
     if isinstance(part, np.ndarray):
         return part.dtype.str, part.shape, part.tobytes()
-    return bytes(part)
+    try:
+        return bytes(part) if memoryview(part).nbytes <= _ROOMY else None
+    except ValueError:  # it is closed
+        return None
 
 
 def _rewrite(part: Any, held: Any) -> None:
@@ -322,8 +328,10 @@ def _rewrite(part: Any, held: Any) -> None:
             part[...] = np.frombuffer(held[2], dtype=part.dtype).reshape(held[1])
         case array.array():
             part[:] = array.array(part.typecode, held)
-        case _:
+        case bytearray():
             part[:] = held
+        case _:
+            memoryview(part).cast("B")[:] = held
 
 
 def _held(holder: Any) -> Any:

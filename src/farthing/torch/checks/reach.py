@@ -1,25 +1,30 @@
 """Find every object that a model and its loss can reach, and that could hold something of an example.
 
 Attributes, containers, buffers, hooks, closures, class attributes, caches of functions, and the globals that
-the loss, the hooks, a forward and the methods that it calls name, in the user's own modules. What belongs to
-torch, to an installed package or to Python's library is not searched, but for objects that people keep things
-in (`HOLDERS`).
+the loss, the hooks, a forward and what these call name, in the user's own modules: functions, and methods of
+the user's own classes. What belongs to torch, to an installed package or to Python's library is not searched,
+but for objects that people keep things in (`HOLDERS`).
 
 >>> {"", "_buffers"} <= {name for name, _ in walk({"": nn.Linear(2, 1)})}
 True
 """
 
+import array
 import contextvars
+import ctypes
 import dis
 import functools
 import io
 import itertools
+import mmap
+import multiprocessing.sharedctypes
 import queue
 import sys
 import sysconfig
 import threading
 import types
-from collections import deque
+import weakref
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,9 +40,14 @@ CONTAINERS = (dict, list, set, deque)
 FIXED = (tuple, frozenset, types.MethodType, types.BuiltinMethodType, functools.partial)
 Cached: Any = type(functools.lru_cache(lambda: None))
 FILES = (io.BytesIO, io.StringIO)
-HOLDERS = (
+_SHARED: Any = multiprocessing.sharedctypes.SynchronizedBase
+_CTYPES: Any = (ctypes.Array, ctypes._SimpleCData, ctypes.Structure)
+ROOM = (bytearray, memoryview, array.array, mmap.mmap, *_CTYPES)  # bytes to write into
+HOLDERS: Any = (
     *(types.SimpleNamespace, threading.local, contextvars.ContextVar, queue.SimpleQueue, itertools.count),
-    *FILES,
+    *(queue.Queue, UserDict, UserList, ChainMap, types.GeneratorType, _SHARED),
+    *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet),
+    *(*FILES, *ROOM),
 )
 _OPAQUE = (
     "farthing.",
@@ -66,11 +76,12 @@ def walk(roots: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     What modules hold comes first, of however many; of the rest, lists of data above all, so much is enough.
     """
     waiting = deque[tuple[str, Any]](roots.items())
-    seen, kept, most = set[int](), list[Any](), _MOST
-    while waiting and len(seen) < most:
+    seen, kept, most, methods = set[int](), list[Any](), _MOST, _Methods()
+    while (waiting or (waiting := deque(methods.called()))) and len(seen) < most:
         name, thing = waiting.popleft()
         if id(thing) in seen or _opaque(thing):
             continue
+        methods.note(thing)
         seen.add(id(thing))
         kept.append(thing)  # so that its id stays its own
         found = slots(thing)
@@ -84,6 +95,37 @@ def walk(roots: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             waiting.extend(named)
         if callable(thing):
             waiting.extend((cls.__name__, cls) for cls in type(thing).__mro__ if _foreign(cls))
+
+
+class _Methods:
+    """The methods of the user's own classes that code may call: by name, whatever object they belong to."""
+
+    def __init__(self) -> None:
+        self._names, self._classes = set[str](), dict[type, set[str]]()
+
+    def note(self, thing: Any) -> None:
+        """Note the names in a function, and the classes of any other thing."""
+        if isinstance(thing, types.FunctionType):
+            self._names |= _names(thing.__code__)
+            return
+        for cls in (thing if isinstance(thing, type) else type(thing)).__mro__:
+            if cls not in self._classes and is_own(cls.__module__):
+                self._classes[cls] = set()
+
+    def called(self) -> list[tuple[str, Any]]:
+        """Return the functions behind the names that were noted, each once."""
+        found = list[tuple[str, Any]]()
+        for cls, told in self._classes.items():
+            fresh = (self._names & vars(cls).keys()) - told
+            told |= fresh
+            found += [(f"{cls.__name__}.{name}", _function(vars(cls)[name])) for name in sorted(fresh)]
+        return [(name, held) for name, held in found if isinstance(held, types.FunctionType)]
+
+
+def _function(held: Any) -> Any:
+    """Return the function in a method of any kind, or in a property."""
+    held = getattr(held, "__func__", getattr(held, "fget", held))
+    return getattr(held, "__wrapped__", held)
 
 
 def _foreign(cls: type) -> bool:
@@ -130,6 +172,10 @@ def slots(thing: Any) -> Slots:
             return _named(thing)
         case types.CellType():
             return {} if thing == types.CellType() else {"value": thing.cell_contents}
+        case types.GeneratorType():
+            return {} if thing.gi_frame is None else dict(thing.gi_frame.f_locals)
+        case multiprocessing.sharedctypes.SynchronizedBase():
+            return {"value": thing.get_obj()}
         case contextvars.ContextVar():
             return {"value": thing.get(None)}
         case type():
@@ -190,13 +236,24 @@ def _named(function: types.FunctionType) -> Slots:
     """Return what a function can reach: its closure, defaults, attributes, and globals that it names."""
     home, names = function.__module__, _names(function.__code__)
     found: Slots = {n: v for n in names if _reached(v := function.__globals__.get(n), home)}
-    for module in (function.__globals__.get(n) for n in names):
-        if isinstance(module, types.ModuleType) and is_own(module.__name__):
-            inside = ((n, vars(module).get(n)) for n in names)
-            found |= {f"{module.__name__}.{n}": v for n, v in inside if _reached(v, home)}
+    for module in _modules(function.__globals__, names):
+        inside = ((n, vars(module).get(n)) for n in names)
+        found |= {f"{module.__name__}.{n}": v for n, v in inside if _reached(v, home)}
     found |= dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     found |= {"defaults": function.__defaults__, "keywords": function.__kwdefaults__}
     return found | function.__dict__
+
+
+def _modules(inside: dict[str, Any], names: set[str]) -> list[types.ModuleType]:
+    """Return the user's own modules among named globals, and those in them, as in ``package.module.seen``."""
+    found, waiting = list[types.ModuleType](), [inside]
+    while waiting:
+        held = waiting.pop()
+        here = (held.get(n) for n in names)
+        fresh = [m for m in here if isinstance(m, types.ModuleType) and m not in found and is_own(m.__name__)]
+        found += fresh
+        waiting += map(vars, fresh)
+    return found
 
 
 @functools.lru_cache(maxsize=4096)

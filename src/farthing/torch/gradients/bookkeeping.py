@@ -151,6 +151,8 @@ class Gradient:
             with self.plain.running(), wall, full, totals.among(len(batch)):
                 return self._summed(batch, bound)
         except torch.OutOfMemoryError:  # how much was asked for would tell how many were drawn
+            if self.isolation is Isolation.LOOP:  # where an example's values may decide it: that one fails
+                raise
             raise OutOfMemory(
                 f"there is no memory for a batch of physical_batch_size={self.physical_batch_size} rows: "
                 "give a smaller number"

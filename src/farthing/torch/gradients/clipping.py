@@ -470,20 +470,20 @@ def _refuse_longer(rule: ClipRule) -> None:
     """Refuse factors that leave some gradient longer than promised, with what its computed norm may lack.
 
     A gradient of 2³⁰ numbers whose squares vanish in float32 has the norm 2⁻⁴⁸ and is taken for zero: factors
-    without an upper limit (clip / norm) would make it as long as any.
+    without an upper limit (clip / norm) would make it as long as any. Nor may factors follow other norms.
     """
-    norms = torch.cat(
-        [torch.zeros(1, dtype=torch.float32), torch.logspace(-126, 126, 1009, base=2.0, dtype=torch.float32)]
-    )
-    longest = rule.factors(norms, rule.live_clip(norms.device)).double() * (norms.double() + _LOST)
-    broken = longest.abs() > rule.largest_norm * _PROMISED
-    if bool(broken.any()):
-        place = int(broken.nonzero()[0])
+    norms = torch.logspace(-127, 126, 1013, base=2.0, dtype=torch.float32)
+    norms[0] = 0.0
+    clip = rule.live_clip(norms.device)
+    factors, parts = rule.factors(norms, clip), [rule.factors(some, clip) for some in norms.split(101)]
+    if not torch.allclose(factors, torch.cat(parts), equal_nan=True):
+        raise InvalidValue(f"{rule!r}: one gradient moves all others; compute a factor from its norm alone")
+    longest = factors.double() * (norms.double() + _LOST)
+    for place in (longest.abs() > rule.largest_norm * _PROMISED).nonzero().flatten()[:1].tolist():
         raise InvalidValue(
             f"{rule!r} promises a largest norm of {rule.largest_norm:g}, but a gradient with a computed norm "
             f"of {float(norms[place]):.3g} may come out {float(longest[place].abs()):.3g} long: keep factors "
-            "times norms within it, and factors of norms near 0 below 2^38 times it (gamma of clip / (norm + "
-            "gamma) from 4e-12)"
+            "times norms within it, and factors near 0 below 2^38 times it (gamma from 4e-12)"
         )
 
 

@@ -216,10 +216,14 @@ class Plain:
     def __init__(self, model: nn.Module) -> None:
         self._norms = list(_spectral_norms(model))
         self.sharded = [module for module in model.modules() if _shards(module)]
+        self._kinds = sorted({"cpu", *(p.device.type for p in model.parameters())} - {"meta"})
         self._depth, self._stack = 0, ExitStack()
 
     def running(self) -> "Plain":
-        """Run the model eagerly, whole, with checkpoints of one kind, its spectral norms as they stand."""
+        """Run the model eagerly, whole, in the precision asked for, with checkpoints of one kind.
+
+        Spectral norms stay as they are.
+        """
         return self
 
     def __enter__(self) -> None:
@@ -236,15 +240,18 @@ class Plain:
         if self._depth == 0:
             for name, own in zip(_NAMES, _OWN, strict=True):
                 setattr(checkpoint, name, own)
-            torch.ctc_loss = _CTC
+            torch.ctc_loss, torch.grid_sampler = _CTC, _GRID
             self._stack.close()
 
     def _put_aside(self) -> None:
         for name, plain in zip(_NAMES, (_Kept, _kept), strict=True):
             setattr(checkpoint, name, plain)
-        torch.ctc_loss = _ctc_within  # type: ignore[assignment]
+        torch.ctc_loss, torch.grid_sampler = _ctc_within, _grid_within  # type: ignore[assignment]
         if self.sharded:
             self._stack.enter_context(_gathered(self.sharded))
+        for kind in self._kinds:
+            if torch.is_autocast_enabled(kind):  # of the caller: norms and sums would be rounded to 8 bits
+                self._stack.enter_context(torch.autocast(kind, enabled=False))
         if "torch._dynamo" in sys.modules:  # something may be compiled: a function that forward calls, say
             self._stack.enter_context(torch.compiler.set_stance("force_eager"))
         for module, _ in self._norms:
@@ -341,6 +348,16 @@ def _ctc_within(log_probs: Any, targets: Any, inputs: Any, lengths: Any, *args: 
 
 
 _CTC: Any = torch.ctc_loss
+
+
+def _grid_within(input: Tensor, grid: Tensor, mode: int, padding: int, corners: bool) -> Tensor:
+    """Return torch.grid_sampler, NaN at places that are not finite: on a CPU its backward pass ends there."""
+    there = grid.isfinite().all(-1)
+    found = _GRID(input, torch.where(there[..., None], grid, 0.0), mode, padding, corners)
+    return torch.where(there.unsqueeze(1), found, torch.nan)
+
+
+_GRID: Any = torch.grid_sampler
 
 
 class _Kept:

@@ -6,7 +6,8 @@ nothing. So a collate function is called with one record, and rows are put toget
 one public shape: that of a public example, or without one that of most of the first records, which are looked
 at once and whose shape then counts as public. A record of another shape, or one that cannot be read, counts
 as zero, the first one too; an error would tell on it. Where the first records have several shapes, one of
-them can decide whether there is a refusal: a public example leaves no such decision to the records.
+them can decide whether there is a refusal: a public example leaves no such decision to the records. A dataset
+that writes every record into the same memory is collated as it is read: each row would be that of the last.
 
 `Padded` makes sequences of different lengths alike, by a public length.
 
@@ -16,7 +17,8 @@ them can decide whether there is a refusal: a public example leaves no such deci
 ([[5, 3, 8, 0], [7, 0, 0, 0], [1, 2, 3, 4]], [1, 0, 1], [True, True, True])
 """
 
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +98,7 @@ class Reader:
         self._dataset, self._collate = dataset, default_collate if collate is None else collate
         self._plain = self._collate is default_collate
         self._found: tuple[Any, Any] | None = None
-        self._declared = False
+        self._declared = self._reused = False
 
     def like(self, columns: tuple[Any, ...]) -> "Reader":
         """Return a reader of records in the form of public columns (inputs…, targets), of one row or more.
@@ -133,7 +135,9 @@ class Reader:
         try:
             record = self._dataset[place]
             row = self._collate([record])
-        except (Exception, SystemExit) as error:  # what it says may quote the record
+        except BaseException as error:  # what it says may quote the record
+            if from_outside(error):
+                raise
             return (
                 f"most of the first records cannot be read or collated ({type(error).__name__}): a record "
                 "must be a tuple (inputs…, target) of tensors, arrays or numbers; for anything else give "
@@ -163,9 +167,14 @@ class Reader:
     def read(self, places: Sequence[int]) -> tuple[Any, Mask]:
         """Return the records that have the form, as columns (inputs…, targets), and which of ``places``."""
         form, kind = self._first()
-        records = [self._record(place) for place in places]
-        if self._plain and kind is not None and all(_kind(record) == kind for record in records):
-            return self._together(records), np.ones(len(records), dtype=bool)
+        records: Iterable[Any] = map(self._record, places)  # each is read when the one before is a row
+        if self._plain and kind is not None and not self._reused:
+            records = list(records)
+            self._reused = _overlap(records)
+            if self._reused:
+                records = map(self._record, places)
+            elif all(_kind(record) == kind for record in records):
+                return self._together(records), np.ones(len(records), dtype=bool)
         rows = [self._row(record, form) for record in records]
         there = np.array([row is not None for row in rows], dtype=bool)
         return _joined([row for row in rows if row is not None]), there
@@ -173,7 +182,9 @@ class Reader:
     def _record(self, place: int) -> Any:
         try:
             return self._dataset[place]
-        except (Exception, SystemExit):
+        except BaseException as error:
+            if from_outside(error):
+                raise
             return _UNREAD
 
     def _together(self, records: list[Any]) -> Any:
@@ -187,9 +198,47 @@ class Reader:
             row = _columns(self._collate([record]))
             if self._declared:
                 row = _cast(row, form)
-            return row if _form(row) == form else None
-        except Exception:
+            return _copied(row) if _form(row) == form else None
+        except BaseException as error:
+            if from_outside(error):
+                raise
             return None
+
+
+def from_outside(error: BaseException) -> bool:
+    """Return whether an interruption or a signal raised an error, and not the code that was given a record.
+
+    Of the errors that are no `Exception`: a panic of a library in Rust and ``sys.exit`` may be a record's.
+    """
+    if isinstance(error, Exception | KeyboardInterrupt):
+        return isinstance(error, KeyboardInterrupt)
+    handlers = (signal.getsignal(number) for number in signal.valid_signals())
+    codes = {getattr(getattr(held, "__func__", held), "__code__", None) for held in handlers} - {None}
+    step = error.__traceback__
+    while step is not None and step.tb_frame.f_code not in codes:
+        step = step.tb_next
+    return step is not None
+
+
+def _overlap(records: list[Any]) -> bool:
+    """Return whether some records lie in the same memory, in which one may have overwritten another."""
+    places = [place for record in records for place in _memory(record)]
+    return len({*places}) < len(places)
+
+
+def _memory(part: Any) -> Iterator[int]:
+    """Yield where what may be written into lies."""
+    if isinstance(part, Tensor):
+        if part.numel():
+            yield part.data_ptr()
+    elif isinstance(part, np.ndarray):
+        if part.size:
+            yield part.__array_interface__["data"][0]
+    elif isinstance(part, list | tuple):
+        if isinstance(part, list):
+            yield id(part)
+        for inner in part:
+            yield from _memory(inner)
 
 
 def _columns(row: Any) -> tuple[Any, ...]:
@@ -229,6 +278,11 @@ def _cast(row: Any, form: Any) -> Any:
     if isinstance(row, list | tuple):
         return tuple(_cast(part, each) for part, each in zip(row, form, strict=True))
     return row.to(form[1])
+
+
+def _copied(row: Any) -> Any:
+    """Return a row in memory of its own."""
+    return tuple(map(_copied, row)) if isinstance(row, list | tuple) else row.clone()
 
 
 def _made_up(record: Any, times: int) -> Any:

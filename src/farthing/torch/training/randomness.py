@@ -10,14 +10,15 @@ A dataset's own code, or a model in isolation, may draw from Python's or numpy's
 give a public seed. Where such code runs, these two generators are seeded with secrets as well.
 
 For the same reason a transform that draws elsewhere is refused, or from a seed of its own, and one that mixes
-examples as well: it would move other examples' gradients with the one that comes or goes.
+examples as well: it would move other examples' gradients with the one that comes or goes. What a transform
+keeps of a batch (its last input, a size) is put back after every sum.
 """
 
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,9 @@ from farthing.errors import Unsupported
 from farthing.ledger.answers import zero_sum
 from farthing.queries.query import Contribution
 from farthing.torch.checks.chance import RARE, SEED, SEEDS, AtQuantile, hidden
+from farthing.torch.checks.leftovers import Wall
 from farthing.torch.gradients.tape import leaves, mapped
+from farthing.torch.training.collating import from_outside
 
 _LOOKS = {4**k for k in range(16)}  # updates after which a model is looked at again
 
@@ -40,18 +43,26 @@ class OwnRandomness:
     contribution: Contribution
     device: torch.device
     elsewhere: bool = False
+    wall: AbstractContextManager[object] = field(default_factory=nullcontext)  # around a transform
 
     @classmethod
     def of(cls, gradient: Any, examples: Any, device: torch.device) -> "OwnRandomness":
         """Return sums of these examples' gradients."""
-        return cls(gradient, device, foreign(gradient, examples))
+        wall = nullcontext() if examples.augment is None else Wall(examples.augment, None, everything=True)
+        return cls(gradient, device, foreign(gradient, examples), wall)
 
     def bounded_sum(self, records: Any, w: Any, bound: Any) -> Any:
         """Return the contribution's sum; the generators are afterwards as they were."""
         isolated = getattr(self.contribution, "isolation", None) is not None  # perhaps since the last sum
-        with apart(self.device, elsewhere=self.elsewhere or isolated), warnings.catch_warnings():
+        random = apart(self.device, elsewhere=self.elsewhere or isolated)
+        with random, self.wall, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # one would tell about a record
-            return self.contribution.bounded_sum(records, w, bound)
+            try:
+                return self.contribution.bounded_sum(records, w, bound)
+            except BaseException as error:
+                if isinstance(error, Exception) or from_outside(error):
+                    raise
+        raise RuntimeError("the sum over some records ended with an error that is no Exception")
 
     def look_again(self, updates: int) -> None:
         """Check the model at its present weights, after 1, 4, 16, … updates."""

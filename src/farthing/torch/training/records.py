@@ -427,7 +427,9 @@ def _identified(users: Any) -> tuple[NDArray[Any], Integers]:
     there = np.flatnonzero([text is not None for text in texts])
     if not len(there):
         raise InvalidValue(f"{said}: none of them is either")
-    return np.array([text or "" for text in texts]), there
+    # numbers, as an array of texts takes room for the longest of them everywhere
+    numbers = {text: n for n, text in enumerate(sorted({text or "" for text in texts}))}
+    return np.array([numbers[text or ""] for text in texts]), there
 
 
 def _identity(cell: Any) -> str | None:
