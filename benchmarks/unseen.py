@@ -1,8 +1,8 @@
 """Time private steps of fourteen models that nobody tuned for, by turns with ordinary ones; Opacus beside.
 
-python benchmarks/unseen.py [names ...] [--device cuda] [--small | --further] [--precision float32 tf32 bf16]
-                            [--peers] [--profile] [--check] [--tuning] [--seconds 2] [--memory balanced]
-                            [--out FILE]
+python benchmarks/unseen.py [names ...] [--device cuda] [--small | --further | --untried] [--peers] [--check]
+                            [--precision float32 tf32 bf16] [--profile] [--tuning] [--seconds 2]
+                            [--memory balanced] [--out FILE]
 
 An ordinary step is zero_grad, forward, mean loss, backward and the optimiser (SGD with momentum, or AdamW
 where people take that); a private one is the sum of clipped gradients, lattice noise and the same optimiser,
@@ -37,11 +37,12 @@ for place in (ROOT, ROOT / "src"):
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from benchmarks import further_models  # noqa: E402
+from benchmarks import further_models, untried_models  # noqa: E402
 from benchmarks.unseen_models import HELD_OUT, LARGE, SMALL, Case  # noqa: E402
 from farthing.noise.lattice import Stream  # noqa: E402
 from farthing.queries.bounds import ClipNorm  # noqa: E402
 from farthing.torch.gradients.bookkeeping import Gradient  # noqa: E402
+from farthing.torch.gradients.tape import call, mapped  # noqa: E402
 from farthing.torch.kernels.noise import TensorGaussian  # noqa: E402
 from farthing.torch.training.records import Examples  # noqa: E402
 
@@ -52,16 +53,20 @@ HELD = (*HELD_OUT, *further_models.HELD_OUT)
 class OneBatch:
     """A batch that is on the device already, as for an ordinary step."""
 
-    def __init__(self, x: Tensor, y: Tensor) -> None:
+    def __init__(self, x: Any, y: Tensor) -> None:
         self.x, self.y = x, y
 
     def __len__(self) -> int:
-        return len(self.x)
+        return len(self.y)
 
     def physical_batches(self, physical: int | None = None) -> Any:
-        step = physical or len(self.x)
-        for start in range(0, len(self.x), step):
-            yield self.x[start : start + step], self.y[start : start + step], None
+        step = physical or len(self.y)
+        for start in range(0, len(self.y), step):
+            yield *some((self.x, self.y), slice(start, start + step)), None
+
+
+def some(values: Any, part: slice) -> Any:
+    return mapped(values, lambda value: value[part])
 
 
 def optimizer_of(case: Case, model: nn.Module) -> torch.optim.Optimizer:
@@ -75,45 +80,49 @@ def mixed(device: torch.device, precision: str) -> Any:
     return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
 
 
-def ordinary(case: Case, model: nn.Module, x: Tensor, y: Tensor, precision: str, _: str) -> Step:
+def ordinary(case: Case, model: nn.Module, x: Any, y: Tensor, precision: str, _: str) -> Step:
     optimizer = optimizer_of(case, model)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        with mixed(x.device, precision):
-            loss = case.loss(model(x), y).mean()
+        with mixed(y.device, precision):
+            loss = case.loss(call(model, x), y).mean()
         loss.backward()
         optimizer.step()
 
     return step
 
 
-def private(case: Case, model: nn.Module, x: Tensor, y: Tensor, precision: str, memory: str) -> Step:
+def private(case: Case, model: nn.Module, x: Any, y: Tensor, precision: str, memory: str) -> Step:
     autocast = torch.bfloat16 if precision == "bf16" else None
     more = {"memory": memory} if "memory" in inspect.signature(Gradient).parameters else {}
-    gradient = Gradient(model, case.loss, autocast=autocast, expected_batch_size=len(x), **more)
+    gradient = Gradient(model, case.loss, autocast=autocast, expected_batch_size=len(y), **more)
     bound = ClipNorm(1.0)
     optimizer, mechanism, stream = optimizer_of(case, model), TensorGaussian(0.5), Stream()
     trained = [p for p in model.parameters() if p.requires_grad]
-    batch: Any = OneBatch(x, y) if x.is_cuda else Examples((x, y)).take(slice(None))
+    batch: Any = (
+        OneBatch(x, y)
+        if y.is_cuda
+        else Examples((*x, y) if isinstance(x, tuple) else (x, y)).take(slice(None))
+    )
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         total = mechanism.release(gradient.bounded_sum(batch, None, bound), bound, stream)
-        for p, view in zip(trained, gradient.layout.views(total.div_(len(x))), strict=True):
+        for p, view in zip(trained, gradient.layout.views(total.div_(len(y))), strict=True):
             p.grad = view
         del total, view
         optimizer.step()
 
     step.gradient = gradient  # type: ignore[attr-defined]
-    step.check = lambda: gradient.check(x[:1], y[:1])  # type: ignore[attr-defined]
+    step.check = lambda: gradient.check(*some((x, y), slice(1)))  # type: ignore[attr-defined]
     return step
 
 
 def opacus(mode: str) -> Callable[..., Step]:
     """Return a maker of Opacus's steps, by hooks or by ghost norms."""
 
-    def make(case: Case, model: nn.Module, x: Tensor, y: Tensor, precision: str, _: str) -> Step:
+    def make(case: Case, model: nn.Module, x: Any, y: Tensor, precision: str, _: str) -> Step:
         from opacus import GradSampleModule
         from opacus.grad_sample import GradSampleModuleFastGradientClipping
         from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
@@ -124,15 +133,15 @@ def opacus(mode: str) -> Callable[..., Step]:
                 module.inplace = False
         model = (model if ModuleValidator.is_valid(model) else ModuleValidator.fix(model)).train()
         plain = optimizer_of(case, model)
-        settings = {"noise_multiplier": 0.5, "max_grad_norm": 1.0, "expected_batch_size": len(x)}
+        settings = {"noise_multiplier": 0.5, "max_grad_norm": 1.0, "expected_batch_size": len(y)}
         if mode == "hooks":
             wrapped: Any = GradSampleModule(model)
             optimizer: Any = DPOptimizer(plain, **settings)
 
             def step() -> None:
                 optimizer.zero_grad(set_to_none=True)
-                with mixed(x.device, precision):
-                    loss = case.loss(wrapped(x), y).mean()
+                with mixed(y.device, precision):
+                    loss = case.loss(call(wrapped, x), y).mean()
                 loss.backward()
                 optimizer.step()
 
@@ -142,8 +151,8 @@ def opacus(mode: str) -> Callable[..., Step]:
 
         def ghost() -> None:  # what DPLossFastGradientClipping does, for a loss of one's own
             optimizer.zero_grad(set_to_none=True)
-            with mixed(x.device, precision):
-                each = case.loss(wrapped(x), y)
+            with mixed(y.device, precision):
+                each = case.loss(call(wrapped, x), y)
             each.mean().backward(retain_graph=True)
             optimizer.zero_grad(set_to_none=True)
             factors = wrapped.get_clipping_coef()
@@ -319,15 +328,17 @@ def right(name: str, case: Case, precision: str, device: torch.device) -> str:
 
     torch.manual_seed(0)
     model = case.make().to(device).train()
-    x, y = (part[:6] for part in case.data(device))
+    x, y = some(case.data(device), slice(6))
     plain = copy.deepcopy(model).double() if precision == "float32" else model
     trained = [p for p in plain.parameters() if p.requires_grad]
-    x_plain = x.double() if precision == "float32" and x.is_floating_point() else x
+    full = precision == "float32"
+    x_plain = mapped((x, y), lambda v: v.double() if full and v.is_floating_point() else v)
     rows = []
     with torch.backends.cudnn.flags(enabled=False, allow_tf32=True), Calm():
-        for n in range(len(x)):
+        for n in range(len(y)):
             with mixed(device, precision):
-                loss = case.loss(plain(x_plain[n : n + 1]), y[n : n + 1]).sum()
+                inputs, targets = some(x_plain, slice(n, n + 1))
+                loss = case.loss(call(plain, inputs), targets).sum()
             found = torch.autograd.grad(loss, trained, allow_unused=True)
             parts = zip(found, trained, strict=True)
             rows.append(torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in parts]))
@@ -350,6 +361,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--further", action="store_true")
+    parser.add_argument("--untried", action="store_true")
     parser.add_argument("--precision", nargs="*", default=["float32"])
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--profile", action="store_true")
@@ -365,6 +377,7 @@ def main() -> None:
         torch.set_num_threads(1)
     cases = SMALL if asked.small or device.type == "cpu" else LARGE
     cases = further_models.FURTHER if asked.further else cases
+    cases = untried_models.UNTRIED if asked.untried else cases
     rows = []
     for name, case in cases.items():
         if (asked.names and name not in asked.names) or (asked.tuning and name in HELD):

@@ -30,6 +30,7 @@ from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.torch.checks.chance import RARE, SEEDS, AtQuantile
 from farthing.torch.checks.leftovers import Wall
 from farthing.torch.checks.probe import Range, Ranges, Source, calm, close, operations
+from farthing.torch.gradients.copies import Past
 from farthing.torch.gradients.layout import Sketch, dense, real
 from farthing.torch.gradients.tape import Loss, call, leaves, mapped, one, reseed
 
@@ -432,15 +433,17 @@ def agree(
         if not alone:
             raise Mixed(f"the model ({type(model).__name__}) or its loss mixes examples: {MIXED}")
         owner = name.rpartition(".")[0] or "the model"
-        kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
+        module = model.get_submodule(name.rpartition(".")[0])
+        kind = type(module).__name__
         if p._backward_hooks:
             raise Unsupported(
                 f"{owner} ({kind}): a hook changes the gradient of its parameter {name}, before it could be "
                 "clipped; remove it (handle.remove()), and change the released gradient in the optimizer"
             )
-        raise Unsupported(
+        raise Past(
+            module,
             f"{owner} ({kind}): its parameter {name} {tuple(p.shape)} is used past its module, so that "
-            f"its gradient is not seen; call {owner} itself in forward, or use route='vmap', which is slower"
+            f"its gradient is not seen; call {owner} itself in forward, or use route='vmap', which is slower",
         )
 
 

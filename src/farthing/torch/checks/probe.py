@@ -35,7 +35,8 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.torch.checks.chance import SEED
 from farthing.torch.gradients.layers import rules_of
-from farthing.torch.gradients.tape import TapePlan, Use, call, leaves, mapped, reseed
+from farthing.torch.gradients.tape import call, leaves, mapped, reseed
+from farthing.torch.gradients.tape_plan import TapePlan, Use
 
 _SIZES = (2, 3)
 _SCALES = (1e4, 100.0, 3.0)
@@ -149,10 +150,14 @@ def refuse_equal(example: tuple[Any, Any]) -> None:
 
 
 def plan_of(
-    model: nn.Module, source: Source, whole: Collection[nn.Module] = (), again: bool = True
+    model: nn.Module,
+    source: Source,
+    whole: Collection[nn.Module] = (),
+    again: bool = True,
+    free: Collection[nn.Module] = (),
 ) -> TapePlan:
-    """Return the rules of a model and the batch axes of every use of them."""
-    plan = TapePlan(model, *rules_of(model, whole), again=again)
+    """Return the rules of a model and the batch axes of every use of them; see `rules_of`."""
+    plan = TapePlan(model, *rules_of(model, whole, free), again=again, free=free)
     seen = [_shapes(plan, source.batch(size)[0]) for size in _SIZES]
     for use, (inner, outer) in seen[0].items():
         others = seen[1].get(use)

@@ -22,7 +22,8 @@ from torch import Tensor
 from farthing.torch.checks.probe import Source, devices
 from farthing.torch.gradients.holdings import HeldBytes
 from farthing.torch.gradients.joint_terms import Blocks
-from farthing.torch.gradients.tape import Passes, Tape, running
+from farthing.torch.gradients.tape import Passes, Tape
+from farthing.torch.gradients.tape_plan import running
 from farthing.torch.gradients.terms import Term
 
 _MORE = 1.1  # of the peak of an ordinary step

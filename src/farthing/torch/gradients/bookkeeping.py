@@ -24,7 +24,6 @@ from farthing.torch.checks.selfcheck import both_passes, refuse_known, verify, v
 from farthing.torch.gradients import clipping, isolation, tape
 from farthing.torch.gradients.allowance import allowance
 from farthing.torch.gradients.clipping import Automatic, ClipRule
-from farthing.torch.gradients.copies import Unmapped
 from farthing.torch.gradients.graphs import HUGE, Graphs, Live, weakly
 from farthing.torch.gradients.isolation import Isolation
 from farthing.torch.gradients.joint_terms import SmallRows
@@ -32,7 +31,8 @@ from farthing.torch.gradients.layers import most_positions, rules_of
 from farthing.torch.gradients.layout import Layout, Sketch
 from farthing.torch.gradients.mlp import Stack
 from farthing.torch.gradients.plain import Makeup, Plain, TrainedWeights, bare, of_torch, without_cudnn
-from farthing.torch.gradients.tape import Passes, TapePlan, one_thread, record_losses, ungrouped
+from farthing.torch.gradients.tape import Passes, one_thread, record_losses, ungrouped
+from farthing.torch.gradients.tape_plan import TapePlan
 from farthing.torch.gradients.terms import Route, RowTerms, Term
 from farthing.torch.gradients.ways import Memory, Ways
 from farthing.torch.kernels import blocks, totals
@@ -359,9 +359,9 @@ class Gradient:
 
     def _verified(self, source: Source) -> TapePlan:
         """Return a plan that gives the right gradients, if need be by mapping what holds parameters."""
-        whole, again = set[nn.Module](), True
+        whole, free, again = set[nn.Module](), set[nn.Module](), True
         while True:
-            plan = plan_of(self.model, source, whole, again)
+            plan = plan_of(self.model, source, whole, again, free)
             passes = Passes(self.model, self.loss, self.layout, plan)  # in full precision
             try:
                 with torch.random.fork_rng(devices(self.model)):
@@ -375,10 +375,8 @@ class Gradient:
                 if plan.checkpoints and again:  # parts that do not come out the same again are kept
                     again = False
                     continue
-                holders = {error.module} if isinstance(error, Unmapped) else plan.holders - whole
-                if not holders:
+                if not plan.otherwise(error, whole, free):
                     raise
-                whole |= holders
                 continue
             return plan
 

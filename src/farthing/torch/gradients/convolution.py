@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, Self
 
 import torch
@@ -59,6 +59,16 @@ class Windows(Term):
         self.module, self.delta, self.x, self.frame = module, delta, x, frame
         self.examples, self.size, self.device = x.shape[0], module.weight.numel(), x.device
         self.positions = math.prod(delta.shape[1:]) // delta.shape[2]
+
+    @staticmethod
+    def joined(terms: list["Windows"]) -> "Windows":
+        first = terms[0]
+        delta, x = (torch.cat([getattr(term, side) for term in terms], 1) for side in ("delta", "x"))
+        return Windows(first.module, delta, x, first.frame)
+
+    def alike(self) -> Hashable:
+        m, shapes = self.module, (self.x.shape[2:], self.delta.shape[2:])
+        return type(m), m.kernel_size, m.stride, m.dilation, m.groups, self.frame, self.x.dtype, *shapes
 
     def fresh(self, count: int | None = None) -> Self:
         some = super().fresh(count)
@@ -145,7 +155,7 @@ class Windows(Term):
     def _gram(self) -> Tensor:
         found = []
         wide = self.positions * max(self.positions, self.size // self.module.out_channels)
-        step = max(1, part_of(self.device) // wide)
+        step = max(1, part_of(self.device) // (4 * self.module.groups * wide))
         for start in range(0, self.examples, step):
             delta, columns = self._matrices(slice(start, start + step))
             grams = (widely(side.transpose(1, 2), side) for side in (delta, columns))

@@ -1,11 +1,14 @@
 """Combine terms: all uses of one parameter, or consecutive parts of it."""
 
+from typing import Any, Self
+
 import torch
 from torch import Tensor
 
 from farthing.torch.gradients.outers import Lookup, Outer
-from farthing.torch.gradients.terms import RowTerms, Term, norms, part_of, rooted, rounded_up
+from farthing.torch.gradients.terms import Route, RowTerms, Term, norms, part_of, rooted, rounded_up
 from farthing.torch.kernels import totals
+from farthing.torch.kernels.positions import blanked
 from farthing.torch.kernels.totals import exact
 
 
@@ -13,22 +16,24 @@ class SumTerm(Term):
     """The sum of terms of several kinds on one parameter, cross terms and all."""
 
     def __init__(self, terms: list[Term]) -> None:
-        outers = [term for term in terms if isinstance(term, Outer)]
-        lookups = [term for term in terms if isinstance(term, Lookup)]
-        others = [term for term in terms if not isinstance(term, Outer | Lookup)]
-        self.terms: list[Term] = list(others)
-        if outers:
-            self.terms.append(Outer.joined(outers))
-        if lookups:
-            self.terms.append(Lookup.joined(lookups))
+        self.terms = _joined(terms)
         self.examples, self.size, self.device = terms[0].examples, terms[0].size, terms[0].device
         self.positions = sum(term.positions for term in self.terms)
 
     @staticmethod
     def of(terms: list[Term]) -> Term:
         """Return one term for all uses of a parameter."""
+        blocks = [term.terms for term in terms if isinstance(term, Blocks)]
+        if len(blocks) == len(terms) > 1 and len({tuple(p.size for p in parts) for parts in blocks}) == 1:
+            return Blocks([SumTerm.of(list(parts)) for parts in zip(*blocks, strict=True)])
         joined = SumTerm(terms)
         return joined.terms[0] if len(joined.terms) == 1 else joined
+
+    def made_of(self) -> int:
+        return 0 if self._pair() else sum(term.made_of() or term.bytes for term in self.terms)
+
+    def routes(self) -> tuple[Route, ...]:
+        return (Route.ROWS if self.keeps and not self._pair() else Route.AGAIN,)
 
     def rows(self, part: slice) -> Tensor:
         first, *rest = (term.rows(part) for term in self.terms)
@@ -47,6 +52,8 @@ class SumTerm(Term):
         if pair := self._pair():
             pair[0].found = _crossed(*pair)
             return pair[0].found
+        if self.route is Route.ROWS:
+            return self._keep()
         with exact(self.device):  # as the sum is
             return rounded_up(torch.cat([norms(self.rows(part)) for part in self.parts()]), self)
 
@@ -74,11 +81,23 @@ class SumTerm(Term):
             out += wide
 
     def only(self, good: Tensor) -> None:
+        if self.kept is not None:
+            self.kept = blanked(good, self.kept)
+            return
         for term in self.terms:
             term.only(good)
 
     def release(self) -> None:
-        """Nothing is kept."""
+        for term in self.terms:
+            term.release()
+
+
+def _joined(terms: list[Term]) -> list[Term]:
+    """Return as few terms as have the same sum: several that are alike are one of more positions."""
+    kinds: dict[Any, list[Any]] = {}
+    for term in sorted(terms, key=lambda term: isinstance(term, Lookup)):
+        kinds.setdefault(term.alike(), []).append(term)
+    return [each[0].joined(each) if len(each) > 1 else each[0] for each in kinds.values()]
 
 
 class Blocks(Term):
@@ -108,6 +127,54 @@ class Blocks(Term):
 
     def release(self) -> None:
         """Do nothing: the terms release their own memory."""
+
+
+class MaskedTerm(Term):
+    """A term times a mask of zeros and ones: the gradients of weights that only partly count.
+
+    As no product with the mask rounds, a sum of gradients is the mask times theirs.
+    """
+
+    def __init__(self, term: Term, mask: Tensor) -> None:
+        self.term, self.mask = term, mask
+        self.examples, self.size, self.device = term.examples, term.size, term.device
+        self.positions = term.positions
+
+    def fresh(self, count: int | None = None) -> Self:
+        some = super().fresh(count)
+        some.term = self.term.fresh(count)
+        return some
+
+    def routes(self) -> tuple[Route, ...]:
+        self.term.keeps = self.keeps
+        return self.term.routes()[:1]
+
+    def made_of(self) -> int:
+        return self.term.made_of()
+
+    def rows(self, part: slice) -> Tensor:
+        return self.term.rows(part) * self.mask
+
+    def norms(self) -> Tensor:
+        self.term.route, self.term.space = self.route, self.space
+        return self.term.scaled_norms(self.mask)
+
+    def largest(self) -> Tensor:
+        return self.term.largest()
+
+    def add(self, factors: Tensor, out: Tensor) -> None:
+        found = torch.zeros_like(out)
+        self.term.add(factors, found)
+        out += found * self.mask
+
+    product = add
+
+    def only(self, good: Tensor) -> None:
+        self.term.own = self.own
+        self.term.only(good)
+
+    def release(self) -> None:
+        self.term.release()
 
 
 class SmallRows(RowTerms):

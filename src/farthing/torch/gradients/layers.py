@@ -24,7 +24,8 @@ from farthing.torch.gradients.joint_terms import Blocks, SumTerm
 from farthing.torch.gradients.normalisation import norm
 from farthing.torch.gradients.outers import Lookup, Outer
 from farthing.torch.gradients.recurrent import cell, recurrent
-from farthing.torch.gradients.tape import Passes, Rule, Tape, leaves
+from farthing.torch.gradients.tape import Passes, Tape, leaves
+from farthing.torch.gradients.tape_plan import Rule
 from farthing.torch.gradients.terms import Factor, RowTerms, Term, summed
 
 
@@ -404,14 +405,15 @@ def rule_of(module: nn.Module) -> Rule | None:
 
 
 def rules_of(
-    model: nn.Module, mapped: Collection[nn.Module] = ()
+    model: nn.Module, mapped: Collection[nn.Module] = (), free: Collection[nn.Module] = ()
 ) -> tuple[dict[nn.Module, Rule], list[tuple[nn.Module, str]]]:
     """Return a rule for every module with trainable parameters, and parameters that examples get copies of.
 
     A module that holds parameters beside other modules (a class token, learnt positions, a scale) is left as
     it is: examples get copies along a first dimension of one, or of their own (`copies.Copies`). Those that
-    are ``mapped`` are mapped as a whole if they have others than the former. What stands in an
-    nn.ParameterDict or nn.ParameterList is held by the module around it.
+    are ``mapped`` are mapped as a whole if they have others than the former; those that are ``free`` go
+    without their rule, as others use their parameters too. What stands in an nn.ParameterDict or
+    nn.ParameterList is held by the module around it.
     """
     rules: dict[nn.Module, Rule] = {}
     spread: list[tuple[nn.Module, str]] = []
@@ -423,9 +425,10 @@ def rules_of(
         whole = isinstance(module, nn.MultiheadAttention) or hasattr(module, "parametrizations")
         if module in covered or not (own or boxed or (below and whole)):
             continue
-        rule = None if boxed else rule_of(module)
-        spreads = all(one_first(module._parameters[name]) for name in own)
-        if rule is None and below and own and not boxed and (spreads or module not in mapped):
+        rule = None if boxed or (module in free and _plain(module)) else rule_of(module)
+        spreads = all(one_first(module, name) for name in own)
+        follows = (below or _plain(module)) and own and not boxed
+        if rule is None and follows and (spreads or module not in mapped):
             spread += [(module, name) for name in own]
             continue
         rules[module] = anything if rule is None else rule
@@ -434,6 +437,13 @@ def rules_of(
 
 
 _BOXES = nn.ParameterDict, nn.ParameterList
+
+
+def _plain(module: nn.Module) -> bool:
+    """Return whether a module without others in it reads its parameters as its attributes, as they are."""
+    complex_ = any(p is not None and p.is_complex() for p in module._parameters.values())
+    odd = isinstance(module, nn.MultiheadAttention | nn.RNNBase | nn.EmbeddingBag | torch.jit.ScriptModule)
+    return not (complex_ or odd or module._forward_pre_hooks or hasattr(module, "parametrizations"))
 
 
 def _trains(module: nn.Module) -> bool:

@@ -1,6 +1,7 @@
 """Represent per-example gradients that are sums of outer products: of matrices, and of tables of rows."""
 
 import math
+from collections.abc import Hashable
 from typing import Self
 
 import torch
@@ -39,13 +40,13 @@ class Outer(Term):
         self.width = v.values.shape[2]
         self.size = self.height * self.width
 
-    @classmethod
-    def joined(cls, terms: list["Outer"]) -> "Outer":
-        """Return the sum over several uses of one weight: more positions."""
-        if len(terms) == 1:
-            return terms[0]
+    def alike(self) -> Hashable:
+        return Outer
+
+    @staticmethod
+    def joined(terms: list["Outer"]) -> "Outer":
         u = torch.cat([term.u.values for term in terms], 1)
-        return cls(Factor(u), Factor(torch.cat([term.v.values for term in terms], 1)))
+        return Outer(Factor(u), Factor(torch.cat([term.v.values for term in terms], 1)))
 
     def fresh(self, count: int | None = None) -> Self:
         some = super().fresh(count)
@@ -211,13 +212,13 @@ class Lookup(Term):
         self.examples, self.positions, self.width = v.values.shape
         self.size = height * self.width
 
-    @classmethod
-    def joined(cls, terms: list["Lookup"]) -> "Lookup":
-        """Return the sum over several uses of one embedding."""
-        if len(terms) == 1:
-            return terms[0]
+    def alike(self) -> Hashable:
+        return Lookup
+
+    @staticmethod
+    def joined(terms: list["Lookup"]) -> "Lookup":
         values = torch.cat([term.v.values for term in terms], 1)
-        return cls(torch.cat([term.ids for term in terms], 1), Factor(values), terms[0].height)
+        return Lookup(torch.cat([term.ids for term in terms], 1), Factor(values), terms[0].height)
 
     def rows(self, part: slice) -> Tensor:
         ids, v = self.ids[part], self.v.values[part].float()

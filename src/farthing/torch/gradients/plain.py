@@ -37,7 +37,7 @@ from torch.utils import checkpoint
 
 from farthing.errors import InvalidValue, Unsupported
 from farthing.torch.checks.reach import attributes, is_own, slots
-from farthing.torch.gradients.tape import running
+from farthing.torch.gradients.tape_plan import running
 
 _HookedNorm: Any = sys.modules["torch.nn.utils.spectral_norm"].SpectralNorm  # its name is a function's, too
 

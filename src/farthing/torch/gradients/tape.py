@@ -9,11 +9,10 @@ The module also has helpers that call a model with one input or several, and tha
 under a tape.
 """
 
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,16 +20,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from farthing.errors import InvalidValue, Unsupported
-from farthing.torch.gradients.copies import Copies, one_first
 from farthing.torch.gradients.holdings import Holdings
 from farthing.torch.gradients.joint_terms import SumTerm
 from farthing.torch.gradients.layout import Layout, Sketch, real
 from farthing.torch.gradients.outers import Outer
+from farthing.torch.gradients.tape_plan import Axes, TapePlan, Use
 from farthing.torch.gradients.terms import Factor, RowTerms, Term, summed
-
-Use = tuple[int, int]  # a module's number, and the how-manieth call of it
-Axes = tuple[tuple[int | None, ...], tuple[int | None, ...]]  # of inputs and outputs; None: no batch
-Rule = Callable[..., Any]
 
 
 def _anchored(ctx: Any, out: Tensor, anchor: Tensor) -> Tensor:
@@ -45,71 +40,6 @@ _Anchor: Any = type(
     (torch.autograd.Function,),
     {"forward": staticmethod(_anchored), "backward": staticmethod(lambda ctx, delta: (None, None))},
 )
-
-
-@dataclass
-class TapePlan:
-    """A plan of a model, made before private examples reach it: a rule a module, the batch axis of each use.
-
-    Axes are found by `probe` on made-up batches of two sizes: the axis that grew is the batch's. A use whose
-    input does not grow (positions of tokens, say) belongs to every example alike.
-    """
-
-    model: nn.Module
-    rules: dict[nn.Module, Rule]
-    spread: list[tuple[nn.Module, str]] = field(default_factory=list)
-    axes: dict[Use, Axes] = field(default_factory=dict)
-    lengths: dict[Use, tuple[int | None, ...]] = field(default_factory=dict)  # of inputs, for each record
-    held: int = 0  # numbers that go into and come out of the uses, a record
-    again: bool = True  # whether parts with a checkpoint are computed again in the backward pass
-    checkpoints: int = 0  # parts that were
-    mixed: bool = True  # whether modules without a rule run in mixed precision where the others do
-    helpers: dict[Any, nn.Module] = field(default_factory=dict)  # modules of rules, not of the model
-
-    def __post_init__(self) -> None:
-        self.numbers = {module: number for number, module in enumerate(self.rules)}
-        self.names = {module: name or "the model" for name, module in self.model.named_modules()}
-        self.trained = [p for p in self.model.parameters() if p.requires_grad]
-        self.slots = {id(p): slot for slot, p in enumerate(self.trained)}
-        self.anchor = torch.zeros((), device=self.trained[0].device, requires_grad=True, dtype=torch.float32)
-
-    @property
-    def holders(self) -> set[nn.Module]:
-        """Return the modules with parameters that `Copies` stand in for."""
-        return {module for module, name in self.spread if not one_first(module._parameters[name])}
-
-    @contextmanager
-    def patched(self, tape: "Tape") -> Iterator[None]:
-        """The rules in place of the modules' own forward; parameters that need no gradient."""
-        before = {module: module.__dict__.get("forward") for module in self.rules}
-        for module, rule in self.rules.items():
-            module.__dict__["forward"] = _Forward(rule, tape, module, module.forward)
-        for p in self.trained:
-            p.requires_grad_(False)
-        bare: list[tuple[nn.Module, str, Any]] = [
-            (module, name, module._parameters.pop(name)) for module, name in self.spread
-        ]
-        for module, name, p in bare:
-            copies = tape.copies(p, tuple(p.shape[1:] if one_first(p) else p.shape))
-            module.__dict__[name] = copies if one_first(p) else Copies(copies, module)
-        fast, before_it = torch.backends.mha.get_fastpath_enabled(), running()
-        torch.backends.mha.set_fastpath_enabled(False)
-        _running.tape = tape
-        try:
-            yield
-        finally:
-            _running.tape = before_it
-            torch.backends.mha.set_fastpath_enabled(fast)
-            for module, name, p in bare:
-                del module.__dict__[name]
-                module._parameters[name] = p
-            for p in self.trained:
-                p.requires_grad_(True)
-            for module, forward in before.items():
-                if forward is None:
-                    del module.__dict__["forward"]
-                else:
-                    module.__dict__["forward"] = forward
 
 
 def _noted(ctx: Any, out: Tensor, then: Callable[..., None], *keep: Tensor) -> Tensor:
@@ -129,29 +59,6 @@ def _told(ctx: Any, delta: Tensor) -> tuple[Any, ...]:
 _Noted: Any = type(
     "_Noted", (torch.autograd.Function,), {"forward": staticmethod(_noted), "backward": staticmethod(_told)}
 )
-_running = threading.local()  # the tape of this thread, if one runs
-
-
-def running() -> "Tape | None":
-    """Return the tape that runs in this thread."""
-    return getattr(_running, "tape", None)
-
-
-class _Forward:
-    """A module's forward while a tape runs."""
-
-    __slots__ = ("args",)
-
-    def __init__(self, rule: Rule, tape: "Tape", module: nn.Module, own: Callable[..., Any]) -> None:
-        self.args = rule, tape, module, own
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        rule, tape, module, own = self.args
-        tape.given = args, kwargs
-        try:
-            return rule(tape, module, own, *args, **kwargs)
-        finally:
-            tape.given = ()  # or all that it was made of would stay
 
 
 class Tape:
@@ -171,7 +78,7 @@ class Tape:
     ) -> None:
         self.plan, self.examples, self.records, self._put = plan, examples, records, put
         self.factored = factored  # norms and weighted sums are all that is asked of terms, by kernels
-        self._calls: dict[nn.Module, int] = defaultdict(int)
+        self._calls: dict[nn.Module | None, int] = defaultdict(int)
         self._uses: dict[int, int] = defaultdict(int)
         self._terms: dict[int, list[Term]] = defaultdict(list)
         self._ends: list[Callable[[], None]] = []
@@ -179,6 +86,10 @@ class Tape:
         self.given: Any = ()  # to the module that runs
         self._inside, self._again = 0, False  # of checkpoints, in the forward pass; computing one again
         self.holdings = Holdings()
+        self.shared: frozenset[int] = frozenset()  # memory of parameters and buffers
+        self.rowed: set[int] = (
+            set()
+        )  # tensors with a row for each record, of those that an operation is given
         self.at = 0  # the use whose output's gradient came last
 
     @property
@@ -189,10 +100,19 @@ class Tape:
     def use(self, module: nn.Module, *parameters: Tensor | None) -> Use:
         """Count one more call of a module and of the parameters that it uses."""
         self._calls[module] += 1
-        for p in parameters if not self._again else ():
-            if p is not None and id(p) in self.plan.slots:
-                self._uses[self.plan.slots[id(p)]] += 1
+        for p in parameters:
+            self.used(p)
         return self.plan.numbers[module], self._calls[module]
+
+    def used(self, p: Tensor | None) -> None:
+        """Note one more use of a parameter."""
+        if p is not None and not self._again and id(p) in self.plan.slots:
+            self._uses[self.plan.slots[id(p)]] += 1
+
+    def settled(self, found: bool) -> bool:
+        """Return what was ``found`` at this place of a pass in the first one of all."""
+        self._calls[None] += 1  # which, as a module, has no number of calls of its own
+        return self.plan.settled.setdefault(self._calls[None], found)
 
     def axes(self, use: Use) -> Axes:
         """Return the batch axes of a use."""

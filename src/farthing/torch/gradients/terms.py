@@ -16,9 +16,9 @@ the weighted sum; `rows` makes the gradients themselves if nothing cheaper works
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from enum import StrEnum
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -114,6 +114,15 @@ class Term(ABC):
         some = copy.copy(self)
         some.examples, some.space = len(range(self.examples)[:count]), None
         return some
+
+    def alike(self) -> Hashable:
+        """Return what other uses of a parameter must have in common with this one to be `joined` with it."""
+        return id(self)
+
+    @staticmethod
+    def joined(terms: list[Any]) -> "Term":
+        """Return the sum over several uses that are alike."""
+        raise NotImplementedError
 
     def routes(self) -> tuple[Route, ...]:
         """Return the ways worth measuring; one where there is no choice."""
@@ -230,6 +239,13 @@ class RowTerms(Term):
         self.factor = factor if isinstance(factor, Factor) else Factor(factor)
         values = self.factor.values
         self.device, self.examples, self.size = values.device, values.shape[0], math.prod(values.shape[1:])
+
+    def alike(self) -> Hashable:
+        return RowTerms
+
+    @staticmethod
+    def joined(terms: list["RowTerms"]) -> "RowTerms":
+        return RowTerms(torch.stack([term.factor.values.flatten(1).float() for term in terms]).sum(0))
 
     def rows(self, part: slice) -> Tensor:
         return self.factor.values[part].flatten(1)
