@@ -6,14 +6,14 @@ is exact in integers of 32 bits and in float64. Kernels of every compiler and pr
 reads a table, therefore give the same bits for a row, beside whatever other rows: no record can change how
 those of others are rounded. That is what float32 alone would not give.
 
-**Products** (`RowProducts`). For z = A (x - c) with a diagonal A, z_j is u_j q_j, u_j a power of two and f_j =
+**Products.** For z = A (x - c) with a diagonal A, z_j is u_j q_j, u_j a power of two and f_j =
 A_j / u_j; the released sum is that of these z, each clipped. Units lie within 2⁸ of each other. *The sum is
 exact:* |q_j| < 2¹¹, so 128 products fit into 32 bits and 2³⁰ of them into the 53 of float64, and u_j u_k is a
 power of two. *A term keeps its bound:* Σ q_j² (u_j / U)², U the least unit, is a sum of at most 2¹² whole
 numbers below 2³⁸, so exact; where it exceeds L <= (clip / U)² (1 - 2⁻⁴⁰), q is multiplied by √(L / Σ), which
 four roundings make longer by 2⁻⁵⁰ at most, and rounded towards 0. Neighbours so differ by one term exactly.
 
-**Lengths** (`RowLengths`). An upper bound of |z|² = b² + |A (x - c)|² with a matrix A, for clipping. Let B = A
+**Lengths.** An upper bound of |z|² = b² + |A (x - c)|² with a matrix A, for clipping. Let B = A
 diag(1 / f), a = rint(B / W) in 16 bits, p = q a in 32 bits, and 2ˢ the power that leaves 20 bits of p. Then A
 (x - c) is W 2ˢ floor(p / 2ˢ) but for three errors, whose norms add up to at most ``slack``:
 
