@@ -199,6 +199,11 @@ class Table:
         return self._y
 
     @property
+    def within(self) -> bool:
+        """Return whether all features lie in [0, 1], which is public: they have bounds."""
+        return self._within
+
+    @property
     def placeable(self) -> bool:
         """Return whether the rows are dense and used without bounds or scaling."""
         return bool(len(self)) and self._map is None and not self._unit and not sparse.issparse(self.X)

@@ -853,24 +853,26 @@ static inline void scale_row(double *z, i64 n, double factor)
                 f[r] = i + r < n && !(shrink && shrink[at] == 0);                                                     \
             }                                                                                                         \
             i64 j = 0;                                                                                                \
-            for (; j < d && d >= WIDTH; j += WIDTH) {                                                                 \
-                const i64 last = j + WIDTH > d, at = last ? d - WIDTH : j;                                            \
-                const wide from = load_f8(centre + at), by = load_f8(last ? tail : scale + j);                        \
-                for (int r = 0; r < 4; r++) {                                                                         \
-                    wide z = (load_##NAME(row[r] + at) * g[r] - from) * by, two = z * z;                              \
-                    sums[r] += two + two * two;                                                                       \
+            if (clip < INFINITY) {                                                                                    \
+                for (; j < d && d >= WIDTH; j += WIDTH) {                                                             \
+                    const i64 last = j + WIDTH > d, at = last ? d - WIDTH : j;                                        \
+                    const wide from = load_f8(centre + at), by = load_f8(last ? tail : scale + j);                    \
+                    for (int r = 0; r < 4; r++) {                                                                     \
+                        wide z = (load_##NAME(row[r] + at) * g[r] - from) * by, two = z * z;                          \
+                        sums[r] += two + two * two;                                                                   \
+                    }                                                                                                 \
                 }                                                                                                     \
+                four_sums(sums[0], sums[1], sums[2], sums[3], squares);                                               \
+                for (; j < d; j++)                                                                                    \
+                    for (int r = 0; r < 4; r++) {                                                                     \
+                        double z = ((double)row[r][j] * g[r] - centre[j]) * scale[j], two = z * z;                    \
+                        squares[r] += two + two * two;                                                                \
+                    }                                                                                                 \
+                for (int r = 0; r < 4; r++)                                                                           \
+                    f[r] = f[r] == 0 ? 0 : clip_factor(sqrt(squares[r]), clip);                                       \
             }                                                                                                         \
-            four_sums(sums[0], sums[1], sums[2], sums[3], squares);                                                   \
-            for (; j < d; j++)                                                                                        \
-                for (int r = 0; r < 4; r++) {                                                                         \
-                    double z = ((double)row[r][j] * g[r] - centre[j]) * scale[j], two = z * z;                        \
-                    squares[r] += two + two * two;                                                                    \
-                }                                                                                                     \
-            for (int r = 0; r < 4; r++) {                                                                             \
-                f[r] = f[r] == 0 ? 0 : clip_factor(sqrt(squares[r]), clip);                                           \
+            for (int r = 0; r < 4; r++)                                                                               \
                 g[r] = f[r] == 0 ? 0 : g[r]; /* what it holds may be beyond all numbers */                            \
-            }                                                                                                         \
             for (j = 0; j < d && d >= WIDTH; j += WIDTH) {                                                            \
                 const i64 last = j + WIDTH > d, at = last ? d - WIDTH : j;                                            \
                 const wide from = load_f8(centre + at), by = load_f8(last ? tail : scale + j);                        \
@@ -1130,25 +1132,42 @@ i64 stretch(const double *restrict products, i64 n, double constant, const doubl
     return 0;
 }
 
-/* out = (x - low) scale, clamped to [0, 1]; NaN where x is not finite. Returns how many rows have one. */
-#define MAPPED(NAME, TYPE)                                                                                    \
-    i64 mapped_##NAME(const TYPE *restrict x, i64 stride, i64 n, i64 d, const double *restrict low,           \
-                      const double *restrict scale, float *restrict out)                                      \
-    {                                                                                                         \
-        i64 broken = 0;                                                                                       \
-        for (i64 i = 0; i < n; i++) {                                                                         \
-            const TYPE *row = x + i * stride;                                                                 \
-            float *to = out + i * d, odd = 0;                                                                 \
-            for (i64 j = 0; j < d; j++) {                                                                     \
-                double value = (double)row[j], share = (value - low[j]) * scale[j];                           \
-                share = share > 0 ? share : 0;                                                                \
-                share = share < 1 ? share : 1;                                                                \
-                to[j] = (float)share + (float)(value - value);                                                \
-                odd += (float)(value - value);                                                                \
-            }                                                                                                 \
-            broken += !(odd == 0);                                                                            \
-        }                                                                                                     \
-        return broken;                                                                                        \
+static inline void store_f4(float *to, wide values)
+{
+#if defined(__AVX512F__)
+    _mm256_storeu_ps(to, _mm512_cvtpd_ps((__m512d)values));
+#elif defined(__AVX2__)
+    _mm_storeu_ps(to, _mm256_cvtpd_ps((__m256d)values));
+#else
+    for (int k = 0; k < WIDTH; k++)
+        to[k] = (float)values[k];
+#endif
+}
+
+/* out = (x - low) scale, clamped to [0, 1]; NaN where x is not finite. */
+#define MAPPED(NAME, TYPE)                                                                            \
+    i64 mapped_##NAME(const TYPE *restrict x, i64 stride, i64 n, i64 d, const double *restrict low,   \
+                      const double *restrict scale, float *restrict out)                              \
+    {                                                                                                 \
+        for (i64 i = 0; i < n; i++) {                                                                 \
+            const TYPE *row = x + i * stride;                                                         \
+            float *to = out + i * d;                                                                  \
+            i64 j = 0;                                                                                \
+            for (; j < d && d >= WIDTH; j += WIDTH) {                                                 \
+                const i64 at = j + WIDTH > d ? d - WIDTH : j;                                         \
+                wide value = load_##NAME(row + at), share = (value - load_f8(low + at)) * load_f8(scale + at);\
+                share = choose((signs)(share > splat(0)), share, splat(0));                           \
+                share = choose((signs)(share < splat(1)), share, splat(1));                           \
+                store_f4(to + at, share + (value - value));                                           \
+            }                                                                                         \
+            for (; j < d; j++) {                                                                      \
+                double value = (double)row[j], share = (value - low[j]) * scale[j];                   \
+                share = share > 0 ? share : 0;                                                        \
+                share = share < 1 ? share : 1;                                                        \
+                to[j] = (float)(share + (value - value));                                             \
+            }                                                                                         \
+        }                                                                                             \
+        return 0;                                                                                     \
     }
 
 MAPPED(f8, double)
