@@ -359,3 +359,18 @@ def test_blank_rows_of_a_sparse_table_are_those_left_out_without_norms():
     total = sum(part for part, _ in raw.powers(np.zeros(30), np.ones(30), np.inf, 1000))
     kept = X[np.isfinite(y)]
     np.testing.assert_allclose(total, np.concatenate([kept.sum(axis=0), kept.power(2).sum(axis=0)]))
+
+
+@kernels
+@pytest.mark.parametrize("width", [3, 8, 21])
+def test_rows_that_cannot_be_longer_than_their_bound_are_added_as_they_are(width):
+    """Where bounds are declared and the clip covers all of [0, 1], no kernel looks for long rows."""
+    x, y = RNG.uniform(size=(129, width)), np.ones(129)
+    x[:5], y[64] = RNG.choice([0.0, 1.0], size=(5, width)), np.nan
+    about, plain = Features(width, 0.5, intercept=0.0), Features(width, intercept=0.0)
+    for clip in (math.sqrt(width * (1 / 4 + 1 / 16)), 0.6):
+        found = [
+            RowMoments(plain, about).bounded_sum(Table(x, y, bounds=bounds), None, ft.ClipNorm(clip))
+            for bounds in ((0, 1), None)
+        ]
+        np.testing.assert_allclose(*found, rtol=1e-12, atol=1e-12)

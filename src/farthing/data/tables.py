@@ -13,22 +13,23 @@ that a method uses: centre c, scales or matrix A, constant b for the intercept, 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from farthing import validate
 from farthing.data.columns import limits
+from farthing.data.features import Features, rowwise, squares_of
 from farthing.data.raw import Factors, Gauge, Raw, Stored, joined, marked, odd_rows, slices, stored, without
 from farthing.data.raw import outside as outside_of
+from farthing.data.rounded import RowLengths, RowProducts
 from farthing.errors import InvalidValue
 from farthing.noise import summing
 from farthing.queries import arrays
 from farthing.queries.samplers import Indices
+
+__all__ = ["Block", "Features", "Parts", "Table", "Weighted"]
 
 Array = NDArray[np.float64]
 Parts = list[tuple[Array, Array]]  # sums of v x and of v
@@ -38,157 +39,6 @@ _SPARSE_BLOCK = 2**25  # entries of a sparse block, zeros included
 _FEWEST_ROWS, _MOST = 64, np.finfo(np.float64).max
 _LEAST = 2.0**-400  # least norm: smaller squares underflow, and residuals may be as large as 2¹⁰²⁴
 _REMEMBERED = 2**22  # the most rows whose factors are cached where no kernel measures them
-_SPREAD = 2.0**8  # the factor by which terms of Σ v x may exceed those of Σ v z
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Features:
-    """A public map of rows: z = h [A (x - c); b]. All of it must be public or already released.
-
-    Parameters
-    ----------
-    width : int
-        The number of features of x.
-    centre : float or array, default 0.0
-        c, one number or one per feature.
-    scale : float or array, default 1.0
-        The diagonal of A (one number, or one per feature), or A itself, a square matrix.
-    intercept : float, default 1.0
-        b, a constant that is appended; none if 0.
-    radius : float, optional
-        Longer z are shrunk to this norm (h < 1). None shrinks no row.
-
-    Examples
-    --------
-    >>> Features(2, centre=0.5).size
-    3
-    """
-
-    width: int
-    centre: float | Array = 0.0
-    scale: float | Array = 1.0
-    intercept: float = 1.0
-    radius: float | None = None
-    plain: bool = field(init=False, repr=False)  # neither centred nor scaled
-    across: float = field(init=False, repr=False)  # the largest stretch of a matrix A
-    spread: float = field(init=False, repr=False)  # for `farthing.noise.summing`: see `at_least`
-
-    def __post_init__(self) -> None:
-        d = validate.count(width=self.width)
-        validate.non_negative(intercept=self.intercept)
-        if self.radius is not None:
-            validate.positive(radius=self.radius)
-        for name, shapes in (("centre", [(), (d,)]), ("scale", [(), (d,), (d, d)])):
-            given = getattr(self, name)
-            said = partial("{} must be a number, or one a feature, got {!r}".format, name, given)
-            value = arrays.attempt(np.asarray, given, np.float64, said=said)
-            if value.shape not in shapes or not np.isfinite(value).all():
-                raise InvalidValue(f"{name} must be finite, of a shape in {shapes}, got shape {value.shape}")
-            object.__setattr__(self, name, value if value.ndim == 2 else np.broadcast_to(value, d))
-        diagonal = np.ndim(self.scale) == 1
-        plain = diagonal and not np.any(self.centre) and bool(np.all(self.scale == 1))
-        object.__setattr__(self, "plain", plain)
-        across = 1.0 if diagonal else float(np.linalg.norm(np.asarray(self.scale), 2))
-        object.__setattr__(self, "across", across)  # computed once: every block needs it
-        spread = _SPREAD if diagonal else 2 * _SPREAD  # half of the roundings are left for products with A
-        object.__setattr__(self, "spread", 1.0 if diagonal and not np.any(self.centre) else spread)
-
-    @property
-    def size(self) -> int:
-        """Return the length of z."""
-        return self.width + (self.intercept > 0)
-
-    def unfold(self, w: Array) -> tuple[Array, Array]:
-        """Return weights u and constant on x for weights ``w`` on z, unshrunk: z·w = x·u + constant."""
-        if len(w) != self.size:
-            raise InvalidValue(f"w must have one row per coordinate of z, {self.size}, got {len(w)}")
-        if self.plain:
-            u = w[: self.width]
-            return u, self.intercept * w[-1] if self.intercept else np.zeros(w.shape[1:])
-        u = _apply(np.transpose(self.scale), w[: self.width])
-        constant = self.intercept * w[-1] if self.intercept else np.zeros(w.shape[1:])
-        return u, constant - self.centre @ u
-
-    def gather(self, total: Array, weight: Array, records: int, centred: bool = False) -> Array:
-        """Return Σ v z from Σ v x (if ``centred``, Σ v (x - c)) and Σ v of this many records."""
-        off = 0.0 if centred or self.plain else np.multiply.outer(self.centre, weight)
-        mapped = total if self.plain else self._mapped(total - off, records)
-        return np.concatenate([mapped, (self.intercept * weight)[None]]) if self.intercept else mapped
-
-    def rows(self, x: Any, unit: Array | None) -> Array:
-        """Return [A (g x - c); b] materialised, for one block at a time."""
-        dense = _rowwise(x.toarray() if sparse.issparse(x) else x, unit)
-        if np.any(self.centre):
-            dense = dense - self.centre
-        rows, d = np.empty((len(dense), self.size)), self.width
-        rows[:, d:] = self.intercept
-        if np.ndim(self.scale) == 2:
-            np.matmul(dense, np.transpose(self.scale), out=rows[:, :d])
-        else:
-            np.multiply(dense, self.scale, out=rows[:, :d])
-        return rows
-
-    def squared_norms(self, x: Any, unit: Array | None) -> Array:
-        """Return |[A (g x - c); b]|² of every row."""
-        if sparse.issparse(x) and unit is None and np.ndim(self.scale) == 1:
-            return self._sparse_norms(x)
-        if np.ndim(self.scale) == 2 or np.any(self.centre):  # a difference of squares would cancel
-            rows = self.rows(x, unit)
-            squares: Array = np.einsum("ij,ij->i", rows, rows)
-            return squares
-        inner = _squares(x, self.scale)
-        return (inner if unit is None else np.square(unit) * inner) + self.intercept**2
-
-    def _sparse_norms(self, x: Any) -> Array:
-        """Return |[A (x - c); b]|² of sparse rows, from stored values alone, rounded upwards.
-
-        Σ a²(x - c)² is Σ a²c², plus a²x(x - 2c) of the stored ones. Sums of k terms are off by at most 2k u
-        of their absolute values (u = 2⁻⁵³), which 2⁻³⁰ of them covers for k <= 2²².
-        """
-        square = np.square(np.asarray(self.scale))
-        base = float(square @ np.square(self.centre)) + self.intercept**2
-        terms = x.data * (x.data - 2 * np.asarray(self.centre)[x.indices]) * square[x.indices]
-        stored = sparse.csr_array((terms, x.indices, x.indptr), x.shape)
-        ones = np.ones(x.shape[1])
-        slack = base + abs(stored) @ ones
-        return np.asarray(np.maximum(base + stored @ ones, 0.0) + 2.0**-30 * slack)
-
-    def at_least(self, norm: Array, x: Any, unit: Array | None) -> Array:
-        """Return norms |z| of rows, raised to at least 2⁻⁸ of the size of their terms in Σ v x and Σ v.
-
-        Terms of a row near the centre are longer than v z and cancel. With norms raised in this way their
-        length, |A| |v| (|g x| + |c|), is at most 2⁸ clips, as the theorem of `farthing.noise.summing`
-        requires.
-        """
-        length, by = self.cancels
-        if not by:
-            return norm
-        inner = np.sqrt(_squares(x, 1.0 if np.ndim(self.scale) == 2 else self.scale))
-        return np.maximum(norm, (length + (inner if unit is None else unit * inner)) * by)
-
-    @property
-    def cancels(self) -> tuple[float, float]:
-        """Return |A c| (|c| if A is a matrix), and the factor of `at_least`; 0 if nothing cancels."""
-        scale = 1.0 if np.ndim(self.scale) == 2 else np.asarray(self.scale)
-        length = float(np.linalg.norm(np.asarray(self.centre) * scale))
-        return length, 0.0 if self.spread == 1 else self.across / _SPREAD
-
-    def _mapped(self, columns: Array, records: int) -> Array:
-        """Return A times sums over this many records; a matrix A in parts with few roundings."""
-        if np.ndim(self.scale) == 1:
-            return _apply(self.scale, columns)
-        total = summing.Sum(records, columns.shape, spread=self.spread)
-        step = total.rows // 2
-        for part in (slice(start, start + step) for start in range(0, len(columns), step)):
-            total.add(np.asarray(self.scale)[:, part] @ columns[part], step)
-        return total.value
-
-
-def _apply(scale: Any, columns: Array) -> Array:
-    """Return A times columns, where A is a matrix or its diagonal."""
-    if np.ndim(scale) == 2:
-        return np.asarray(scale @ columns)
-    return np.asarray(columns * (scale if columns.ndim == 1 else scale[:, None]))
 
 
 class Block(NamedTuple):
@@ -207,14 +57,14 @@ class Block(NamedTuple):
 
     def margins(self, u: Array, constant: Array) -> Array:
         """Return z·w of every row, for weights that `Features.unfold` turned into weights on x."""
-        inner = _rowwise(self.x @ u, self.unit)
+        inner = rowwise(self.x @ u, self.unit)
         inner += constant
-        return _rowwise(inner, self.shrink)
+        return rowwise(inner, self.shrink)
 
     def weighted(self, v: Array, rows: int) -> Parts:
         """Return Σ v x and Σ v of at most this many rows each, which `Features.gather` turns into Σ v z."""
-        v = _rowwise(v, self.shrink)
-        scaled = _rowwise(v, self.unit)
+        v = rowwise(v, self.shrink)
+        scaled = rowwise(v, self.unit)
         if len(v) <= rows:
             return [(self.x.T @ scaled, v.sum(axis=0))]
         places = [slice(start, start + rows) for start in range(0, len(v), rows)]
@@ -222,7 +72,7 @@ class Block(NamedTuple):
 
     def rows(self, features: Features) -> Array:
         """Return the materialised rows z."""
-        return _rowwise(features.rows(self.x, self.unit), self.shrink)
+        return rowwise(features.rows(self.x, self.unit), self.shrink)
 
 
 def _part(x: Any, place: slice) -> Any:
@@ -268,12 +118,6 @@ class Weighted:
         return self._features.gather(self._total.value, self._weight.value, self._records)
 
 
-def _rowwise(values: Array, factors: Array | None) -> Array:
-    if factors is None:
-        return values
-    return values * (factors if values.ndim == 1 else factors[:, None])
-
-
 class Table:
     """A table of private rows: features and optionally a target.
 
@@ -296,7 +140,19 @@ class Table:
     An error would reveal such a record without a charge.
     """
 
-    __slots__ = ("_X", "_blank", "_factors", "_length", "_lie", "_map", "_sound", "_unit", "_whole", "_y")
+    __slots__ = (
+        "_X",
+        "_blank",
+        "_factors",
+        "_length",
+        "_lie",
+        "_map",
+        "_sound",
+        "_unit",
+        "_whole",
+        "_within",
+        "_y",
+    )
 
     def __init__(self, X: Any, y: Any = None, *, bounds: Any = None, unit: bool = False) -> None:
         X, y = arrays.features(X), None if y is None else arrays.target(y)
@@ -304,6 +160,7 @@ class Table:
             # the message must not contain the lengths
             raise InvalidValue("there must be one target per row")
         self._X, self._y, self._unit = X, y, unit
+        self._within = bounds is not None and not unit  # whether all features lie in [0, 1]
         self._length = summing.checked(int(X.shape[0]))
         self._blank: NDArray[np.bool_] | None = None
         self._map: tuple[Array, Array] | None = None
@@ -340,6 +197,11 @@ class Table:
         if self._y is None and self._whole is not None and self._whole[0].y is not None:
             self._y = self._whole[0].y[self._whole[1]]
         return self._y
+
+    @property
+    def within(self) -> bool:
+        """Return whether all features lie in [0, 1], which is public: they have bounds."""
+        return self._within
 
     @property
     def placeable(self) -> bool:
@@ -418,7 +280,7 @@ class Table:
         lazy = isinstance(indices, np.ndarray) and indices.dtype == np.int64 and indices.ndim == 1
         table._X, table._y = None if lazy else self.X[indices], None
         table._length = len(cast(Any, indices)) if lazy else int(table._X.shape[0])
-        table._map, table._unit = self._map, self._unit
+        table._map, table._unit, table._within = self._map, self._unit, self._within
         table._blank, table._sound = None if self._blank is None else self._blank[indices], self._sound
         places = np.ascontiguousarray(indices) if lazy else indices  # the layout that kernels read
         table._factors, table._lie, table._whole = {}, False, (self, places)
@@ -451,6 +313,9 @@ class Table:
 
     def _measured(self, features: Features) -> Factors | None:
         """Return g, h and |z| of all rows by a kernel; None if there is none for them."""
+        if (lengths := self._lengths(features)) is not None:
+            lying = self._lying()
+            return None if lying is None else lengths.of_stored(lying, self._blank)
         if self._map is not None or self._unit or not self._sound:
             return None
         rows, radius = self._stored(), np.inf if features.radius is None else features.radius
@@ -459,6 +324,34 @@ class Table:
         ends = np.asarray(features.centre), np.asarray(features.scale), features.intercept**2
         found = rows.measured(Gauge(*ends, *features.cancels, _LEAST, radius), self._blank)
         return None if found is None else (None, *found)
+
+    def _lengths(self, features: Features) -> RowLengths | None:
+        """Return how rows are measured as whole numbers, by public facts alone; None if they are not."""
+        return RowLengths.of(features, _LEAST) if self._within and not sparse.issparse(self.X) else None
+
+    def _lying(self) -> Stored | None:
+        """Return the memory of rows that are used as they are, blank ones aside; None if there is none."""
+        return self._stored() if self._map is None and not self._unit and self._whole is None else None
+
+    def scatter(self, features: Features, clip: float, coarsest: float) -> Array | None:
+        """Return Σ z zᵀ of rows rounded to units of at most ``coarsest``, each clipped: see `rounded`.
+
+        None, by public facts alone, where these are too coarse, or rows are sparse or not in [0, 1].
+        """
+        if not self._within or sparse.issparse(self.X):
+            return None
+        if (
+            features.width != self.X.shape[1]
+            or (products := RowProducts.of(features, clip, coarsest)) is None
+        ):
+            return None
+        found = None if (lying := self._lying()) is None else products.of_stored(lying, self._blank)
+        if found is None:
+            found = np.zeros((features.size, features.size))
+            for place in self._places():
+                q = products.of_rows(self._read(place), None if self._blank is None else self._blank[place])
+                found += q.T @ q
+        return products.in_units(found)
 
     def _measured_in_blocks(self, features: Features) -> Factors:
         """Return g, h and |z| of all rows."""
@@ -471,8 +364,11 @@ class Table:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             unit = None
             if self._unit:
-                unit = 1 / np.sqrt(_squares(x, 1.0))
+                unit = 1 / np.sqrt(squares_of(x, 1.0))
                 unit[~np.isfinite(unit)] = 0.0
+            if (lengths := self._lengths(features)) is not None:
+                norm = lengths.of_rows(x)
+                return unit, *self._shrunk(norm, norm, features, place)
             size = np.sqrt(features.squared_norms(x, unit))
             return unit, *self._shrunk(size, features.at_least(size, x, unit), features, place)
 
@@ -491,9 +387,3 @@ class Table:
 def _at(factors: Factors, place: Indices) -> Factors:
     unit, shrink, norm = (None if each is None else np.ascontiguousarray(each[place]) for each in factors)
     return unit, shrink, cast(Array, norm)
-
-
-def _squares(x: Any, scale: Any) -> Array:
-    """Return Σ (scale x)² of every row."""
-    scaled = np.broadcast_to(np.square(scale), x.shape[1])
-    return np.asarray((x.multiply(x) if sparse.issparse(x) else np.square(x)) @ scaled)

@@ -853,24 +853,26 @@ static inline void scale_row(double *z, i64 n, double factor)
                 f[r] = i + r < n && !(shrink && shrink[at] == 0);                                                     \
             }                                                                                                         \
             i64 j = 0;                                                                                                \
-            for (; j < d && d >= WIDTH; j += WIDTH) {                                                                 \
-                const i64 last = j + WIDTH > d, at = last ? d - WIDTH : j;                                            \
-                const wide from = load_f8(centre + at), by = load_f8(last ? tail : scale + j);                        \
-                for (int r = 0; r < 4; r++) {                                                                         \
-                    wide z = (load_##NAME(row[r] + at) * g[r] - from) * by, two = z * z;                              \
-                    sums[r] += two + two * two;                                                                       \
+            if (clip < INFINITY) {                                                                                    \
+                for (; j < d && d >= WIDTH; j += WIDTH) {                                                             \
+                    const i64 last = j + WIDTH > d, at = last ? d - WIDTH : j;                                        \
+                    const wide from = load_f8(centre + at), by = load_f8(last ? tail : scale + j);                    \
+                    for (int r = 0; r < 4; r++) {                                                                     \
+                        wide z = (load_##NAME(row[r] + at) * g[r] - from) * by, two = z * z;                          \
+                        sums[r] += two + two * two;                                                                   \
+                    }                                                                                                 \
                 }                                                                                                     \
+                four_sums(sums[0], sums[1], sums[2], sums[3], squares);                                               \
+                for (; j < d; j++)                                                                                    \
+                    for (int r = 0; r < 4; r++) {                                                                     \
+                        double z = ((double)row[r][j] * g[r] - centre[j]) * scale[j], two = z * z;                    \
+                        squares[r] += two + two * two;                                                                \
+                    }                                                                                                 \
+                for (int r = 0; r < 4; r++)                                                                           \
+                    f[r] = f[r] == 0 ? 0 : clip_factor(sqrt(squares[r]), clip);                                       \
             }                                                                                                         \
-            four_sums(sums[0], sums[1], sums[2], sums[3], squares);                                                   \
-            for (; j < d; j++)                                                                                        \
-                for (int r = 0; r < 4; r++) {                                                                         \
-                    double z = ((double)row[r][j] * g[r] - centre[j]) * scale[j], two = z * z;                        \
-                    squares[r] += two + two * two;                                                                    \
-                }                                                                                                     \
-            for (int r = 0; r < 4; r++) {                                                                             \
-                f[r] = f[r] == 0 ? 0 : clip_factor(sqrt(squares[r]), clip);                                           \
+            for (int r = 0; r < 4; r++)                                                                               \
                 g[r] = f[r] == 0 ? 0 : g[r]; /* what it holds may be beyond all numbers */                            \
-            }                                                                                                         \
             for (j = 0; j < d && d >= WIDTH; j += WIDTH) {                                                            \
                 const i64 last = j + WIDTH > d, at = last ? d - WIDTH : j;                                            \
                 const wide from = load_f8(centre + at), by = load_f8(last ? tail : scale + j);                        \
@@ -1130,25 +1132,42 @@ i64 stretch(const double *restrict products, i64 n, double constant, const doubl
     return 0;
 }
 
-/* out = (x - low) scale, clamped to [0, 1]; NaN where x is not finite. Returns how many rows have one. */
-#define MAPPED(NAME, TYPE)                                                                                    \
-    i64 mapped_##NAME(const TYPE *restrict x, i64 stride, i64 n, i64 d, const double *restrict low,           \
-                      const double *restrict scale, float *restrict out)                                      \
-    {                                                                                                         \
-        i64 broken = 0;                                                                                       \
-        for (i64 i = 0; i < n; i++) {                                                                         \
-            const TYPE *row = x + i * stride;                                                                 \
-            float *to = out + i * d, odd = 0;                                                                 \
-            for (i64 j = 0; j < d; j++) {                                                                     \
-                double value = (double)row[j], share = (value - low[j]) * scale[j];                           \
-                share = share > 0 ? share : 0;                                                                \
-                share = share < 1 ? share : 1;                                                                \
-                to[j] = (float)share + (float)(value - value);                                                \
-                odd += (float)(value - value);                                                                \
-            }                                                                                                 \
-            broken += !(odd == 0);                                                                            \
-        }                                                                                                     \
-        return broken;                                                                                        \
+static inline void store_f4(float *to, wide values)
+{
+#if defined(__AVX512F__)
+    _mm256_storeu_ps(to, _mm512_cvtpd_ps((__m512d)values));
+#elif defined(__AVX2__)
+    _mm_storeu_ps(to, _mm256_cvtpd_ps((__m256d)values));
+#else
+    for (int k = 0; k < WIDTH; k++)
+        to[k] = (float)values[k];
+#endif
+}
+
+/* out = (x - low) scale, clamped to [0, 1]; NaN where x is not finite. */
+#define MAPPED(NAME, TYPE)                                                                            \
+    i64 mapped_##NAME(const TYPE *restrict x, i64 stride, i64 n, i64 d, const double *restrict low,   \
+                      const double *restrict scale, float *restrict out)                              \
+    {                                                                                                 \
+        for (i64 i = 0; i < n; i++) {                                                                 \
+            const TYPE *row = x + i * stride;                                                         \
+            float *to = out + i * d;                                                                  \
+            i64 j = 0;                                                                                \
+            for (; j < d && d >= WIDTH; j += WIDTH) {                                                 \
+                const i64 at = j + WIDTH > d ? d - WIDTH : j;                                         \
+                wide value = load_##NAME(row + at), share = (value - load_f8(low + at)) * load_f8(scale + at);\
+                share = choose((signs)(share > splat(0)), share, splat(0));                           \
+                share = choose((signs)(share < splat(1)), share, splat(1));                           \
+                store_f4(to + at, share + (value - value));                                           \
+            }                                                                                         \
+            for (; j < d; j++) {                                                                      \
+                double value = (double)row[j], share = (value - low[j]) * scale[j];                   \
+                share = share > 0 ? share : 0;                                                        \
+                share = share < 1 ? share : 1;                                                        \
+                to[j] = (float)(share + (value - value));                                             \
+            }                                                                                         \
+        }                                                                                             \
+        return 0;                                                                                     \
     }
 
 MAPPED(f8, double)
@@ -2204,6 +2223,280 @@ i64 mixed_ahead(const i64 *restrict drawn, i64 n, int32_t *restrict rows, i64 pi
     }
     return strange;
 }
+
+/* ---- Rows as whole numbers of a public grid, whose products are added up without rounding: see rounded.py ---- */
+
+#define FURTHEST 2047 /* of the numbers: the products of 256 pairs of them fit into 32 bits */
+#define PAIRS 64      /* pairs of rows whose products are added up in 32 bits */
+
+/* Numbers of 32 bits in a vector register, and rows of a tile of as many sums as registers hold. */
+#if defined(__AVX512BW__)
+#define SPAN 16
+#define HIGH 8
+#define BROAD 3
+#else
+#define SPAN 8
+#define HIGH 4
+#define BROAD 2
+#endif
+#define PITCH 16 /* rows of room are as long as a multiple of this */
+typedef int32_t ints __attribute__((vector_size(4 * SPAN)));
+typedef float floats __attribute__((vector_size(4 * SPAN)));
+
+static inline ints load_ints(const void *from) { ints found; memcpy(&found, from, sizeof found); return found; }
+
+/* The first `left` of SPAN numbers in float32, and zeros. */
+static inline floats some_f4(const float *from, i64 left)
+{
+#if defined(__AVX512BW__)
+    return (floats)_mm512_maskz_loadu_ps((__mmask16)(left < SPAN ? (1 << left) - 1 : 0xffff), from);
+#elif defined(__AVX2__)
+    const __m256i at = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return (floats)_mm256_maskload_ps(from, _mm256_cmpgt_epi32(_mm256_set1_epi32(left < SPAN ? (int)left : SPAN), at));
+#else
+    floats found = {0};
+    memcpy(&found, from, (left < SPAN ? left : SPAN) * sizeof *from);
+    return found;
+#endif
+}
+
+static inline floats some_f8(const double *from, i64 left)
+{
+    floats found;
+    double some[SPAN] = {0};
+    memcpy(some, from, (left < SPAN ? left : SPAN) * sizeof *from);
+    for (int k = 0; k < SPAN; k++)
+        found[k] = (float)some[k];
+    return found;
+}
+
+static inline floats some_u1(const uint8_t *from, i64 left)
+{
+    floats found;
+    uint8_t some[SPAN] = {0};
+    memcpy(some, from, left < SPAN ? left : SPAN);
+    for (int k = 0; k < SPAN; k++)
+        found[k] = (float)some[k];
+    return found;
+}
+
+/* sum + the products of the low and of the high 16 bits of every lane */
+static inline ints dot_pairs(ints sum, ints a, ints b)
+{
+#if defined(__AVX512BW__) && defined(__AVX512VNNI__)
+    return (ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(__AVX512BW__)
+    return sum + (ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return sum + (ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+    return sum + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
+/* The nearest whole numbers (of two, the even one), at most FURTHEST on either side; any number for NaN. */
+static inline ints nearest(floats x)
+{
+#if defined(__AVX512BW__)
+    __m512 low = _mm512_max_ps((__m512)x, _mm512_set1_ps(-FURTHEST));
+    return (ints)_mm512_cvtps_epi32(_mm512_min_ps(low, _mm512_set1_ps(FURTHEST)));
+#elif defined(__AVX2__)
+    __m256 low = _mm256_max_ps((__m256)x, _mm256_set1_ps(-FURTHEST));
+    return (ints)_mm256_cvtps_epi32(_mm256_min_ps(low, _mm256_set1_ps(FURTHEST)));
+#else
+    ints found;
+    for (int k = 0; k < SPAN; k++) {
+        float low = x[k] > -FURTHEST ? x[k] : -FURTHEST;
+        found[k] = (int32_t)rintf(low < FURTHEST ? low : FURTHEST);
+    }
+    return found;
+#endif
+}
+
+/* squares += |q weight|^2 */
+static inline void add_squares_of(ints q, const double *weight, wide *squares)
+{
+    int32_t found[SPAN];
+    memcpy(found, &q, sizeof found);
+    for (int l = 0; l < SPAN; l += WIDTH) {
+        wide value = load_i4(found + l) * load_f8(weight + l);
+        *squares += value * value;
+    }
+}
+
+/* Multiplies one of a pair of rows, that of the high 16 bits or the other, and rounds towards 0. */
+static void shrink_one(int32_t *pairs, i64 pitch, int high, double by)
+{
+    for (i64 j = 0; j < pitch; j++) {
+        int32_t low = (int16_t)(pairs[j] & 0xffff), other = pairs[j] >> 16;
+        low = high ? low : (int32_t)(low * by);
+        other = high ? (int32_t)(other * by) : other;
+        pairs[j] = (low & 0xffff) | (int32_t)((uint32_t)other << 16);
+    }
+}
+
+/* Sixteen bits of every number. */
+static inline void store_halves(int16_t *to, ints q)
+{
+#if defined(__AVX512BW__)
+    _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16((__m512i)q));
+#elif defined(__AVX2__)
+    __m128i high = _mm256_extracti128_si256((__m256i)q, 1);
+    _mm_storeu_si128((__m128i *)to, _mm_packs_epi32(_mm256_castsi256_si128((__m256i)q), high));
+#else
+    for (int k = 0; k < SPAN; k++)
+        to[k] = (int16_t)q[k];
+#endif
+}
+
+/* out[j, k] += the products of HIGH columns j with `count` vectors of columns k, over pairs of rows */
+static inline __attribute__((always_inline)) void whole_tile(const int32_t *restrict z, i64 pairs, i64 pitch, i64 j,
+                                                             i64 k, double *restrict out, const int count)
+{
+    ints sum[HIGH][BROAD];
+    for (int i = 0; i < HIGH; i++)
+        for (int v = 0; v < count; v++)
+            sum[i][v] = (ints){0};
+    for (i64 p = 0; p < pairs; p++, z += pitch) {
+        ints by[BROAD];
+        for (int v = 0; v < count; v++)
+            by[v] = load_ints(z + k + v * SPAN);
+        for (int i = 0; i < HIGH; i++)
+            for (int v = 0; v < count; v++)
+                sum[i][v] = dot_pairs(sum[i][v], z[j + i] - (ints){0}, by[v]);
+    }
+    for (int i = 0; i < HIGH; i++)
+        for (int v = 0; v < count; v++) {
+            int32_t found[SPAN];
+            double *to = out + (j + i) * pitch + k + v * SPAN;
+            memcpy(found, &sum[i][v], sizeof found);
+            for (int l = 0; l < SPAN; l += WIDTH)
+                store(to + l, load_f8(to + l) + load_i4(found + l));
+        }
+}
+
+/* squares[r] += |sum over j of q[r, j] matrix[j, k] >> shift|^2 of HIGH rows and `count` vectors of k */
+static inline __attribute__((always_inline)) void length_tile(const int16_t *restrict q, i64 pitch, i64 first, i64 last,
+                                                              i64 k, const int32_t *restrict matrix, int shift,
+                                                              wide *squares, const int count)
+{
+    ints sum[HIGH][2];
+    for (int r = 0; r < HIGH; r++)
+        for (int v = 0; v < count; v++)
+            sum[r][v] = (ints){0};
+    for (i64 j = first; j < last; j += 2) {
+        ints by[2];
+        for (int v = 0; v < count; v++)
+            by[v] = load_ints(matrix + j / 2 * pitch + k + v * SPAN);
+        for (int r = 0; r < HIGH; r++) {
+            int32_t pair;
+            memcpy(&pair, q + r * pitch + j, sizeof pair);
+            for (int v = 0; v < count; v++)
+                sum[r][v] = dot_pairs(sum[r][v], pair - (ints){0}, by[v]);
+        }
+    }
+    for (int r = 0; r < HIGH; r++)
+        for (int v = 0; v < count; v++) {
+            int32_t found[SPAN];
+            ints shifted = sum[r][v] >> shift;
+            memcpy(found, &shifted, sizeof found);
+            for (int l = 0; l < SPAN; l += WIDTH) {
+                wide value = load_i4(found + l);
+                squares[r] += value * value;
+            }
+        }
+}
+
+/* Rows of d numbers become whole ones: (x - centre) factor; x is 0 from d on. */
+#define WHOLE(NAME, TYPE)                                                                                             \
+    static inline ints whole_##NAME(const TYPE *row, i64 left, const float *centre, const float *factor)              \
+    {                                                                                                                 \
+        floats from, by;                                                                                              \
+        memcpy(&from, centre, sizeof from);                                                                           \
+        memcpy(&by, factor, sizeof by);                                                                               \
+        return nearest((some_##NAME(row, left) - from) * by);                                                         \
+    }                                                                                                                 \
+    /* out[j, k] += the sum of q[j] q[k] (k from j's vector on) over the first n rows; those whose squares, times     \
+       weight^2, add up to more than `limit` are shrunk to it, and blank ones count for nothing. There is room for PAIRS\
+       rows. */                                                                                                       \
+    i64 scatter_##NAME(const TYPE *restrict x, i64 stride, i64 n, i64 d, const uint8_t *blank,                        \
+                       const float *restrict centre, const float *restrict factor, const double *restrict weight,     \
+                       double limit, i64 pitch, int32_t *restrict room, double *restrict out)                         \
+    {                                                                                                                 \
+        for (i64 i = 0; i < n; i += 2 * PAIRS) {                                                                      \
+            const i64 count = n - i < 2 * PAIRS ? n - i : 2 * PAIRS, pairs = (count + 1) / 2;                         \
+            for (i64 r = 0; r < count; r += 2) {                                                                      \
+                const int alone = r + 1 == count; /* the row is read twice, and does not count the second time */     \
+                const TYPE *one = x + (i + r) * stride, *two = one + (alone ? 0 : stride);                            \
+                int32_t *to = room + r / 2 * pitch;                                                                   \
+                wide squares[2] = {{0}, {0}};                                                                         \
+                if (i + r + 2 * PAIRS + 1 < n)                                                                        \
+                    ahead(one + 2 * PAIRS * stride, d * (i64)sizeof *one), ahead(two + 2 * PAIRS * stride, d * (i64)sizeof *one);\
+                for (i64 j = 0; j < pitch; j += SPAN) {                                                               \
+                    const ints a = whole_##NAME(one + (j < d ? j : 0), j < d ? d - j : 0, centre + j, factor + j);    \
+                    const ints b = whole_##NAME(two + (j < d ? j : 0), j < d ? d - j : 0, centre + j, factor + j);    \
+                    const ints both = (a & 0xffff) | b << 16;                                                         \
+                    memcpy(to + j, &both, sizeof both);                                                               \
+                    if (limit < INFINITY)                                                                             \
+                        add_squares_of(a, weight + j, squares), add_squares_of(b, weight + j, squares + 1);           \
+                }                                                                                                     \
+                for (int k = 0; k < 2; k++) {                                                                         \
+                    const double size = limit < INFINITY ? across(squares[k]) : 0;                                    \
+                    if ((k && alone) || (blank && blank[i + r + k]))                                                  \
+                        shrink_one(to, pitch, k, 0);                                                                  \
+                    else if (size > limit)                                                                            \
+                        shrink_one(to, pitch, k, sqrt(limit / size));                                                 \
+                }                                                                                                     \
+            }                                                                                                         \
+            for (i64 j = 0; j < pitch; j += HIGH) {                                                                   \
+                i64 k = j / SPAN * SPAN;                                                                              \
+                for (; k + BROAD * SPAN <= pitch; k += BROAD * SPAN)                                                  \
+                    whole_tile(room, pairs, pitch, j, k, out, BROAD);                                                 \
+                for (; k < pitch; k += SPAN)                                                                          \
+                    whole_tile(room, pairs, pitch, j, k, out, 1);                                                     \
+            }                                                                                                         \
+        }                                                                                                             \
+        return 0;                                                                                                     \
+    }                                                                                                                 \
+    /* Norms of the first n rows: max(sqrt(base + |sum over j of q[j] matrix[j, k] >> shift|^2) unit + slack, least); \
+       of blank ones (shrink 0) 0. The matrix is stored by pairs of j; with `upper`, it is 0 for k > j. There is room \
+       for HIGH rows. */                                                                                              \
+    i64 lengths_##NAME(const TYPE *restrict x, i64 stride, i64 n, i64 d, const uint8_t *blank,                        \
+                       const float *restrict centre, const float *restrict factor, const int32_t *restrict matrix,    \
+                       i64 pitch, i64 upper, i64 shift, double base, double unit, double slack, double least,         \
+                       int16_t *restrict room, double *restrict shrink, double *restrict norm)                        \
+    {                                                                                                                 \
+        memset(room, 0, HIGH * pitch * sizeof *room);                                                                 \
+        for (i64 i = 0; i < n; i += HIGH) {                                                                           \
+            const i64 count = n - i < HIGH ? n - i : HIGH;                                                            \
+            wide squares[HIGH];                                                                                       \
+            for (i64 r = 0; r < count; r++) {                                                                         \
+                const TYPE *row = x + (i + r) * stride;                                                               \
+                ahead(i + r + 4 * HIGH < n ? row + 4 * HIGH * stride : row, d * (i64)sizeof *row);                    \
+                for (i64 j = 0; j < d; j += SPAN)                                                                     \
+                    store_halves(room + r * pitch + j, whole_##NAME(row + j, d - j, centre + j, factor + j));         \
+            }                                                                                                         \
+            for (int r = 0; r < HIGH; r++)                                                                            \
+                squares[r] = (wide){0};                                                                               \
+            i64 k = 0;                                                                                                \
+            for (; k + 2 * SPAN <= pitch; k += 2 * SPAN)                                                              \
+                length_tile(room, pitch, upper ? k : 0, d, k, matrix, (int)shift, squares, 2);                        \
+            for (; k < pitch; k += SPAN)                                                                              \
+                length_tile(room, pitch, upper ? k : 0, d, k, matrix, (int)shift, squares, 1);                        \
+            for (i64 r = 0; r < count; r++) {                                                                         \
+                const double size = sqrt(across(squares[r]) + base) * unit + slack;                                   \
+                const int gone = blank && blank[i + r];                                                               \
+                norm[i + r] = gone ? 0 : size > least ? size : least;                                                 \
+                if (shrink)                                                                                           \
+                    shrink[i + r] = gone ? 0 : 1;                                                                     \
+            }                                                                                                         \
+        }                                                                                                             \
+        return 0;                                                                                                     \
+    }
+
+WHOLE(f8, double)
+WHOLE(f4, float)
+WHOLE(u1, uint8_t)
 
 /* ---- Cells of CSV files ---- */
 

@@ -85,6 +85,8 @@ _SIGNATURES = {
     **{f"mixed_{kind}": (*_ROWS, _P, _P, _P, _I, _I, _P, _D, *_MEASURE) for kind in _DENSE},
     **{f"moments_{kind}": (*_ROWS, _P, _P, _P, _P, _D, _D, _I, _P, _P, _P) for kind in _DENSE},
     **{f"powers_{kind}": (*_ROWS, _P, _P, _P, _P, _D, _P) for kind in _DENSE},
+    **{f"scatter_{kind}": (*_ROWS, *[_P] * 4, _D, _I, _P, _P) for kind in _DENSE},
+    **{f"lengths_{kind}": (*_ROWS, *[_P] * 4, _I, _I, _I, *[_D] * 4, _P, _P, _P) for kind in _DENSE},
     "slice_rows": (_P, _P, _P, _P, _I, _P, _P, _P),
     "gradient_csr": (*_CSR, _I, *_TERMS),
     "products_csr": (*_CSR, _P, _P),
