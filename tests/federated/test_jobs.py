@@ -328,7 +328,7 @@ def test_without_pytorch_a_network_is_refused_by_name(simulate: Any, monkeypatch
 
 
 def test_whose_turns_sgd1_took_is_not_told(told: Any) -> None:
-    """The guarantee against anyone assumes that they are secret: all clients are said to take equally many."""
+    """The guarantee against anyone assumes secret turns: all clients are said to take equally many."""
     few = ("--method", "sgd1", "--records-per-client", 3, "--adjacency", "replace-one")
     found = told(*few, "--noise-multiplier", 300, epsilon=3.0)
     assert found["groups"] == [
