@@ -148,18 +148,6 @@ def together(sizes: list[int], most: int) -> Iterator[list[int]]:
         yield part
 
 
-@contextmanager
-def some_blocks(examples: int) -> Iterator[None]:
-    """Treat some examples as blocks of the usual size, to measure how long sums take."""
-    usual = max(1, round(min(_part.usual, examples)))
-    before = _part.blocks, _part.pieces
-    _part.blocks, _part.pieces = tuple(min(usual, examples - n) for n in range(0, examples, usual)), {}
-    try:
-        yield
-    finally:
-        _part.blocks, _part.pieces = before
-
-
 def product(
     u: Tensor,
     v: Tensor,
