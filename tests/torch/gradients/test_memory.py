@@ -20,14 +20,7 @@ from benchmarks.unseen_models import SMALL  # noqa: E402
 
 LiveBytes = live_memory.LiveBytes
 QUICK = ("tcn", "vgg")
-WITHIN = {  # of an ordinary step's peak, where 1.15 is not reached
-    "resnet": 1.25,
-    "efficientnet": 1.4,
-    "tagger": 1.2,
-    "swin": 1.45,
-    "translator": 1.4,
-    "llama_full_checkpoints": 2.2,  # what gradients are made of is held, where an ordinary step holds little
-}
+WITHIN = {"resnet": 1.25}  # of an ordinary step's peak: parts of so little work would take too much time
 
 
 def losses(outputs, targets):
@@ -116,14 +109,12 @@ def step_peak(name, method, memory="balanced"):
     "name",
     [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in (SMALL | FURTHER)],
 )
-def test_a_private_step_takes_little_more_than_an_ordinary_one(name, monkeypatch):
+def test_a_private_step_takes_little_more_than_an_ordinary_one(name):
     """Noise and optimiser included, on models that nobody tuned for: rows are kept only while they fit."""
-    monkeypatch.setattr("farthing.torch.gradients.ways.fastest", lambda term, options: options[0])
     assert step_peak(name, unseen.private) <= WITHIN.get(name, 1.15) * step_peak(name, unseen.ordinary)
 
 
-def test_memory_is_given_for_speed_when_asked_for(monkeypatch):
-    monkeypatch.setattr("farthing.torch.gradients.ways.fastest", lambda term, options: options[0])
+def test_memory_is_given_for_speed_when_asked_for():
     space, balanced, speed = (
         step_peak("tcn", unseen.private, memory) for memory in ("space", "balanced", "speed")
     )

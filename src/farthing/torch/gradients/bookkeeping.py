@@ -158,11 +158,18 @@ class Gradient:
                 "give a smaller number"
             ) from None
 
+    def _in_place(self, parts: int) -> bool:
+        """Return whether so many parts are added where their sum lies: one in float64 takes much memory."""
+        if self._stack is not None or self.isolation is not None:
+            return False
+        if self._first.is_cuda:
+            return self.layout.size >= HUGE
+        return parts > 1 and self.expected_batch_size is not None and blocks.adds_up(self.expected_batch_size)
+
     @property
-    def _huge(self) -> bool:
-        """Whether a second sum in float64 would take too much memory."""
-        plain = self._stack is None and self.isolation is None
-        return plain and self._first.is_cuda and self.layout.size >= HUGE
+    def _onto(self) -> int:
+        """How many parts of a batch that is summed in blocks are added where their sum lies."""
+        return blocks.ONTO if self._in_place(self._ways.allowance.parts) else 1
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -188,12 +195,13 @@ class Gradient:
         if not self.checked.holds(self.model, self.loss):
             made_up = getattr(batch, "made_up", lambda: next(batch.physical_batches(1)))
             self._checked_publicly(*made_up())  # of which an empty batch has one, too
-        few, onto = totals.parts_in_place(len(batch)) if self._huge else 0, 0
+        in_place, onto = self._in_place(self._ways.allowance.parts), 0
+        few = (self._onto if self._blocks(batch) else totals.parts_in_place(len(batch))) if in_place else 0
         for (inputs, targets, weights), context in self._parts(batch):
             onto = onto + 1 if total is not None and onto + 1 < few else 0
             if total is not None and not onto:
                 parts.put(total)
-            with context, totals.in_place(self._huge):
+            with context, totals.in_place(in_place):
                 total = self._sum_of(inputs, targets, weights, rule, total, onto > 0)
         return self._empty(rule).zero_() if total is None else parts.whole(total)
 
@@ -230,13 +238,13 @@ class Gradient:
         most = (self._evenly(len(batch)) or len(batch)) // batch.examples.width
         if count == 1 and 0 < len(batch) <= most:  # one block, in any order
             for part in batch.physical_batches():
-                yield part, blocks.blocked((len(batch),), self.expected_batch_size, count)
+                yield part, blocks.blocked((len(batch),), self.expected_batch_size, count, self._onto)
             return
         (places, sizes), start = blocks.drawn_blocks(len(batch), count), 0
         for members in blocks.together(sizes, most):
             here, start = places[start : start + sum(members)], start + sum(members)
             for part in batch.take(here).physical_batches():
-                yield part, blocks.blocked(tuple(members), self.expected_batch_size, count)
+                yield part, blocks.blocked(tuple(members), self.expected_batch_size, count, self._onto)
 
     def _blocks(self, batch: Any) -> int:
         """Return the number of blocks; 0 where sums are not made in blocks: no record decides."""
@@ -245,7 +253,7 @@ class Gradient:
             return 0
         if self._first.device.type != "cpu" or self._positions == 0 or self.autocast is not None:
             return 0
-        return blocks.block_count(self.expected_batch_size, self._positions, self.most_rows())
+        return blocks.block_count(self.expected_batch_size, self._positions, self.most_rows(), self._onto)
 
     def _evenly(self, examples: int) -> int | None:
         """Return the rows of a part, so that all parts are about as long: each has a cost of its own."""
@@ -263,11 +271,16 @@ class Gradient:
             return most if self.physical_batch_size is None else min(most, self.physical_batch_size)
         if self._passes is None or self._stack is not None:
             return self.physical_batch_size
-        limits = [self.physical_batch_size, self._ways.allowance.rows(self.expected_batch_size)]
+        limits = [self.physical_batch_size, self._ways.allowance.rows(self._expected())]
         if self._first.device.type == "cpu":
             held = _HELD // 16 if self._memory is Memory.SPACE else _HELD
             limits.append(max(_FEW, held // max(1, self._passes.plan.held)))
         return min((rows for rows in limits if rows is not None), default=None)
+
+    def _expected(self) -> float | None:
+        """Return how many rows to expect at once in the model, but for its own limits; None: unknown."""
+        expected, rows = self.expected_batch_size, self.physical_batch_size
+        return expected if expected is None or rows is None else min(expected, rows)
 
     def _checked_publicly(self, inputs: Any, targets: Any, weights: Tensor | None) -> None:
         """Run `check`, and mark its errors as public: it uses only shapes, so they depend on no record."""
@@ -351,8 +364,8 @@ class Gradient:
                     verify_isolated(self.isolation, self.model, self.loss, source, self.rows, kept, alike)
             self._passes, self.checked = passes, Makeup(self.model, self.loss)
             if passes is not None and self._memory is Memory.BALANCED:
-                given = min(self.expected_batch_size or _FEW, self.physical_batch_size or 2**30)
-                self._ways.allowance = allowance(passes, source, given, fused(device), self._huge)
+                given = self._expected() or _FEW
+                self._ways.allowance = allowance(passes, source, given, fused(device), self._in_place(2))
             self._stack = self._stacked(source)
             wall.accept()
         self._wall = Wall(self.model, self.loss)
@@ -368,7 +381,7 @@ class Gradient:
                     self._positions = most_positions(passes, source.batch(2))
                 sketch = Sketch(self.layout.sizes)
                 rows = partial(passes.rows, sketch=sketch)
-                size = int(min(self.expected_batch_size or 0, self.physical_batch_size or 2**30))
+                size = int(self._expected() or 0)
                 kept = self._leftovers(rows, source)
                 verify(self.model, self.loss, source, rows, kept, sketch, size, self.autocast)
             except Exception as error:

@@ -228,11 +228,11 @@ def _sweep(
     weights = steps.LayerWeights(w_ih, w_hh, b_ih, b_hh)
     if isinstance(module, nn.LSTM) and w_hr is None and steps.fits(x, weights):
         out, c = steps.Lstm.apply(tape.plan.anchor, x, h, c, weights, then)  # type: ignore[no-untyped-call]
-        tape.holdings.note(x, out, steps=x.shape[1])
+        tape.note(out, x, steps=x.shape[1])
         kept.append(out.detach())
         return out, out[:, -1], c
     gates = tape.watch(F.linear(x, w_ih, b_ih), then)
-    tape.holdings.note(x, steps=x.shape[1])
+    tape.note(x, steps=x.shape[1])
     kind = gates.dtype
     if _by_library(gates, module):
         if isinstance(module, nn.GRU):

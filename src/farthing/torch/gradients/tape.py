@@ -187,7 +187,7 @@ class Tape:
         if not out.requires_grad:
             out = _Anchor.apply(out, self.plan.anchor)
         native = as_is and self.factored
-        number = 0 if self._again else self.holdings.note(out, *keep)
+        number = 0 if self._again else self.note(out, *keep)
 
         def seen(delta: Tensor, *kept: Tensor) -> None:
             self.at = number
@@ -206,6 +206,10 @@ class Tape:
         if not self._again:
             watched.register_hook(called)
         return out
+
+    def note(self, out: Tensor, *others: Tensor, steps: int = 1) -> int:
+        """Note the memory of what a use of a layer gives and takes; return the use's number."""
+        return self.holdings.note(out, *others, steps=steps, part=self.plan.checkpoints if self._inside else None)
 
     def multiplied(self, x: Tensor) -> Tensor:
         """Return an input as autocast multiplies it, so that what a term keeps is what autograd keeps."""
