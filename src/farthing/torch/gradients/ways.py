@@ -67,7 +67,7 @@ class Ways:
         return self._spaces[slot]
 
     def _routed(self, slot: Any, term: Term) -> Route:
-        """Return the way to a term's norm: the one asked for, or by shapes, or on a GPU the fastest at first."""
+        """Return the way to a term's norm: the one asked for, one by shapes, or a GPU's fastest at first."""
         options = term.routes()
         if self._route is not None:
             return self._route if self._route in options else options[0]
@@ -84,7 +84,7 @@ class Ways:
 
 
 def fastest(term: Term, options: tuple[Route, ...]) -> Route:
-    """Return the first option, unless another takes clearly less time on a GPU; each three times, by turns."""
+    """Return the first option, unless another clearly takes less of a GPU's time; thrice each, by turns."""
     best = dict.fromkeys(options, math.inf)
     for _ in range(3):
         for option in options:

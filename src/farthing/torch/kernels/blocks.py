@@ -51,7 +51,9 @@ ONTO = 8  # parts that are added where the sum lies
 _FULL = 0.92  # of the longest block in one piece, for those that are drawn to be longer
 _IN_A_PIECE = 3  # of K + 3
 _TOGETHER = 2  # sums of blocks that are added at once: more are beyond a core's cache
-_FEWEST = 8  # examples of a block that must be shorter than the theorem asks: by chance few have twice as many
+_FEWEST = (
+    8  # examples of a block that must be shorter than the theorem asks: by chance few have twice as many
+)
 _SHORTEST = 48  # rows of a product in float32 that is quicker than one in float64
 _NARROW, _SMALL = 16, 2**24  # outputs, and products and sums that one core makes in a millisecond
 
@@ -98,7 +100,7 @@ def _spare(expected: float, onto: int) -> float:
 
 
 def adds_up(expected: float) -> bool:
-    """Return whether parts of a batch may be added where their sum lies, for half of all roundings at most."""
+    """Return whether parts of a batch may be added where their sum lies: for half of all roundings."""
     return _spare(expected, ONTO) >= ROUNDINGS / 2
 
 
