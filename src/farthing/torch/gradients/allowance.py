@@ -144,7 +144,8 @@ def allowance(
                 storage = factor.untyped_storage()
                 made -= factor.nbytes if id(storage) in given else 0
                 given[id(storage)] = storage
-            terms.append(TermBytes(key, seen[0].at, part.bytes, made, int(worth)))
+            use = seen[0].since.get(slot, seen[0].at)
+            terms.append(TermBytes(key, use, part.bytes, made, int(worth)))
 
     saved = torch.autograd.graph.saved_tensors_hooks(_noted, lambda tensor: tensor)
     with torch.random.fork_rng(devices(passes.model)), saved:

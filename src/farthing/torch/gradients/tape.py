@@ -91,6 +91,7 @@ class Tape:
             set()
         )  # tensors with a row for each record, of those that an operation is given
         self.at = 0  # the use whose output's gradient came last
+        self.since: dict[int, int] = {}  # the use with which the first of a parameter's several terms came
 
     @property
     def rows(self) -> int:
@@ -254,6 +255,7 @@ class Tape:
             return
         terms = self._terms[slot]
         terms.append(term())
+        self.since.setdefault(slot, self.at)
         if len(terms) == self._uses[slot]:
             self._put(slot, SumTerm.of(self._terms.pop(slot)))
 
