@@ -66,7 +66,7 @@ class Gradient:
     autocast : torch.dtype, optional
         The dtype of mixed precision. None: full precision. Norms and sums stay in float32.
     route : str, default "fast"
-        "fast" for book-keeping, by the fastest way on the first batch, or one of its ways to norms "rows",
+        "fast" for book-keeping, by the fastest way for its shapes, or one of its ways to norms "rows",
         "again" and "gram" (`farthing.torch.gradients.terms`). "vmap" and "loop" keep examples from meeting by
         construction (`farthing.torch.gradients.isolation`), slower and in full precision: in a lane of vmap
         each, or one after the other. "auto": "fast", and what that cannot follow by "vmap" or "loop".
