@@ -61,6 +61,11 @@ class KeptRows:
         return None if expected is None or self.parts == 1 else math.ceil(expected / self.parts)
 
 
+def at_once(expected: float | None, most: int | None) -> float | None:
+    """Return how many examples to expect at once in a model that is given at most so many; None: unknown."""
+    return expected if expected is None or most is None else min(expected, most)
+
+
 def planned(
     uses: list[HeldBytes], terms: list[TermBytes], examples: float, sums: int, device: str
 ) -> KeptRows:

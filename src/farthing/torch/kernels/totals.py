@@ -25,8 +25,8 @@ norm, measured in float32 in blocks (and rounded up where positions cancel), its
 * products over several positions (tokens, on a CPU also windows) and embeddings: in float64, since the terms
   of one example may cancel, and positions times examples is many; those of linear layers in blocks, as above;
 * clamped gradients, coordinate by coordinate: in float64, or in pieces of h examples;
-* parts of a batch and ranks: in float64; those of very large models on a GPU, and of batches on a CPU that memory
-  is short for (`in_place`), one on top of the other, in float32, with a quarter of h for it.
+* parts of a batch and ranks: in float64; those of very large models on a GPU, and of small batches on a CPU
+  (`in_place`), one on top of the other, in float32, with a quarter of h for it.
 
 **What the theorem takes as given.** What is computed of one example alone (activations, output gradients,
 rows) must not depend on who is beside it; libraries choose other kernels for other sizes, and such last bits
