@@ -212,6 +212,7 @@ def column(tmp_path: Path, cells: list[str], name: str = "x") -> tuple[dict[str,
         (["Koln", "K\u00f6ln"] * 9, {"values": ["Koln", "K\u00f6ln"]}, "accents or spaces alone"),
         (["New York", "New\u00a0York\u200b"] * 9, {}, "accents or spaces alone"),
         ([f"{row}.5" for row in range(60)] + ["999999"] * 9, {"low": 0}, "has 999999, which often"),
+        ([f"{row}.5" for row in range(60)] + ["9999999"], {"low": 0}, "has 9999999, which often"),
         (
             [f"2001-05-{1 + row % 28:02}" for row in range(60)] + ["unclear", "\u2013", "999"],
             {"first": "2001-01-01", "missing": "2001-07-01"},
@@ -254,6 +255,7 @@ def test_a_column_of_people_with_several_records_is_named(tmp_path: Path) -> Non
         ([f"+49 {row * 7919 % 10007}" for row in range(50)], "phone", "identifiers"),
         ([f"{row:05}" for row in range(0, 5000, 37)], "zip", "codes that begin with 0"),
         ([f"{row} kg" for row in range(50)], "weight", "numbers with a unit"),
+        ([f"{row}\u00a2" for row in range(50)], "tip", "numbers with a unit"),
         ([f"{row},{row:03}.50 CR" for row in range(1, 50)], "pay", "numbers with a unit"),
         ([f"{row % 24:02}:{row:02}" for row in range(50)], "clock", "or times"),
         (

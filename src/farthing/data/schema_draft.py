@@ -37,10 +37,10 @@ _PERSONAL = re.compile(
     r"(^|[_\W])(ssn|phone|telephone|mobile|fax|iban|passport|account|e-?mail)([_ ]?(no|nr|number|id))?$",
     re.IGNORECASE,
 )
-_UNIT = re.compile(r"[-+]?\d[\d.,]*\s?[^\W\d_]{1,5}|\d+:\d\d(?::\d\d)?")
+_UNIT = re.compile(r"[-+]?\d[\d.,]*\s?[^\s\d.,_]{1,5}|\d+:\d\d(?::\d\d)?")
 _WHOLE = re.compile(r"\d+(?:\.0)?")
 _CODE = re.compile(r"0\d+")  # a number that begins with 0 is a code
-_SENTINELS = {-9.0, -99.0, -999.0, -9999.0, -99999.0, 999.0, 9999.0, 99999.0, 999999.0}
+_SENTINELS = {-(10.0**n - 1) for n in range(1, 13)} | {10.0**n - 1 for n in range(3, 13)}  # nines
 _FILL = 1e30  # numbers from here on stand for missing ones, as grids and images have them
 _FINEST = -250  # the least power of ten between bounds, far above what floats lose
 _NO_DAYS = ("0001-01-01", "1899-12-30", "1900-01-01", "1970-01-01", "2099-12-31", "2999-12-31", "9999-12-31")
