@@ -84,6 +84,14 @@ def test_equal_records_are_on_both_sides(monkeypatch: pytest.MonkeyPatch, room: 
     assert chosen(rows[:9], share=0.0)[1] == []
 
 
+def test_digests_that_share_a_word_are_told_apart() -> None:
+    entries = np.array(
+        [[5, 2, 0, 0, 0], [5, 1, 0, 0, 1], [4, 9, 0, 0, 2], [5, 2, 0, 0, 3], [5, 1, 0, 0, 4]], np.uint64
+    )
+    assert splitting._by_digest(entries)[:, -1].tolist() == [2, 1, 4, 0, 3]
+    assert splitting._by_digest(entries[[0, 2, 3]])[:, -1].tolist() == [2, 0, 3]
+
+
 def test_a_held_out_share_is_the_same_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = "".join(f"{row % 7},{row % 3}\n" for row in range(3000))
     (tmp_path / "a.csv").write_text(f"x,y\n{rows}")

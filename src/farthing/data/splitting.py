@@ -89,7 +89,7 @@ class Split:
         """Return the training mask, the held-out mask and the person of each record in a block.
 
         People may still have more than ``rows`` records: `People.first` finds the first ones. Without people
-        all records are on the training side, each as a person of its own cells, and `People.drawn` holds out.
+        nothing is held out yet: each record's cells of ``names`` are its person, and `People.drawn` decides.
         """
         if self.user is None:
             keys = _joined(block, names)
@@ -251,8 +251,7 @@ class People:
         """Return for which records a rule holds of a word of their person's digest and of their rank."""
         found = marks(len(self._entries))
         for entries in self._parted():
-            order = np.lexsort(entries[:, ::-1].T)  # by digest, then by position
-            ranked = entries[order]
+            ranked = _by_digest(entries)
             found[ranked[chosen(ranked[:, 1], _ranks(ranked[:, :_WORDS])), _WORDS]] = True
         return found
 
@@ -273,6 +272,15 @@ class People:
             for file in files:
                 file.seek(0)
                 yield np.frombuffer(file.read(), np.uint64).reshape(-1, _WORDS + 1)
+
+
+def _by_digest(entries: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return entries, which are in order of position, by digest and then by position."""
+    found = entries[np.argsort(entries[:, 0], kind="stable")]
+    alike = found[1:, 0] == found[:-1, 0]
+    if (alike & (found[1:, 1:_WORDS] != found[:-1, 1:_WORDS]).any(axis=1)).any():  # digests share a word
+        return entries[np.lexsort(entries[:, ::-1].T)]
+    return found
 
 
 def _ranks(digests: NDArray[np.uint64]) -> NDArray[np.int64]:

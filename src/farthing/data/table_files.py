@@ -311,6 +311,9 @@ def training_rows(
             learnt.add(features, targets, None)
             continue
         *masks, keys = split.sides(written, names)
+        if split.user is None:
+            learnt.add(features, targets, keys)
+            continue
         for side, mask in zip((learnt, held), masks, strict=True):
             side.add(features[mask], targets[mask], [keys[place] for place in np.flatnonzero(mask)])
     if split.user is None and split.share:
