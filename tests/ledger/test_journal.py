@@ -779,6 +779,23 @@ def test_a_symbolic_link_is_the_same_journal(path: Path, tmp_path: Path) -> None
     assert not (tmp_path / "link.head").exists()
 
 
+@pytest.mark.parametrize("suffix", ["", ".head"])
+def test_a_second_name_of_a_file_locks_the_journal(path: Path, tmp_path: Path, suffix: str) -> None:
+    """Under each name SQLite would keep a log of its own, and the budget could be spent twice."""
+    other = tmp_path / f"other.ledger{suffix}"
+    with Journal(path, HEADER) as journal:
+        os.link(f"{path}{suffix}", other)
+        with pytest.raises(LedgerLocked, match="another name"):
+            charge(journal)
+        for name in (path, *([other] if not suffix else [])):
+            with pytest.raises(LedgerLocked, match="another name"):
+                Journal(name, HEADER)
+        other.unlink()
+        assert charge(journal).state == [0.5]
+    with Journal(path, HEADER) as journal:
+        assert journal.last().seq == 1
+
+
 def test_threads_share_a_journal(path: Path) -> None:
     with Journal(path, {}) as journal:
         threads = [threading.Thread(target=lambda: [charge(journal) for _ in range(20)]) for _ in range(6)]

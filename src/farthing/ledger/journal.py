@@ -357,6 +357,7 @@ class Journal:
             place = f"{Path(self.path).as_uri()}?mode={'rw' if first is None else 'rwc'}"
         with self._head or contextlib.nullcontext():
             restrict(self.path, create=first is not None)
+            self._files = identity(self.path)
             connection = sqlite3.connect(
                 place, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
@@ -372,7 +373,6 @@ class Journal:
             connection.execute("PRAGMA synchronous = FULL")
             if not tables and first is not None:
                 self._create(first)
-        self._files = identity(self.path)
         return connection
 
     def _create(self, first: Record) -> None:

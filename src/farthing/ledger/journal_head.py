@@ -122,8 +122,17 @@ def restrict(path: str | None, *, create: bool) -> None:
 
 
 def identity(path: str | None) -> list[tuple[int, int]]:
-    """Return what tells the files of a journal from others of their names; nothing for one in memory."""
+    """Return what tells the files of a journal from others of their names; nothing for one in memory.
+
+    A file with a second name (a hard link) is refused: SQLite keeps a log for each name, so rows that are
+    written under one name would be missing under the other.
+    """
     found = [os.stat(path + suffix) for suffix in ("", ".head")] if path is not None else []
+    if any(file.st_nlink > 1 for file in found):
+        raise LedgerLocked(
+            f"journal {path}: it has another name, a hard link, under which its budget could be spent again. "
+            "Nothing is released. Delete the other name"
+        )
     return [(file.st_dev, file.st_ino) for file in found]
 
 
