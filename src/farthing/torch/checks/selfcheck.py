@@ -16,7 +16,7 @@ Before that, two checks need no gradient: whether it is a model, and whether its
 import contextlib
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,12 +32,11 @@ from farthing.torch.checks.independence import (
     Effort,
     Rows,
     agree,
-    brief,
     gradient,
     losses,
 )
 from farthing.torch.checks.leftovers import Wall, refuse_changes, values
-from farthing.torch.checks.probe import Range, Ranges, Source, calm, close, devices, form_of
+from farthing.torch.checks.probe import Range, Ranges, Source, brief, calm, close, devices, form_of
 from farthing.torch.gradients.isolation import Isolation
 from farthing.torch.gradients.layout import Sketch, real
 from farthing.torch.gradients.tape import Loss, Passes, call, mapped, one
@@ -101,12 +100,8 @@ def verify(
         _refuse_targets(model, loss, inputs, targets)
         try:
             rows(inputs, targets)
-        except FarthingError:
-            raise
         except Exception as error:
-            raise Unsupported(
-                f'book-keeping cannot follow the model ({brief(error)}); use route="vmap", which is slower'
-            ) from error
+            refuse_unfollowed(error)
         kept()
         before = values(model, loss)
         with Wall(model, loss, everything=True):  # restores state that made-up examples changed
@@ -118,6 +113,15 @@ def verify(
                 _refuse_failing(company, autocast)
             company.sizes()
         refuse_changes(before, model, loss)  # state that the wall did not restore
+
+
+def refuse_unfollowed(error: Exception) -> NoReturn:
+    """Raise an error of our own as it is, and for any other one that the model cannot be followed."""
+    if isinstance(error, FarthingError):
+        raise error
+    raise Unsupported(
+        f'book-keeping cannot follow the model ({brief(error)}); use route="vmap", which is slower'
+    ) from error
 
 
 def _refuse_failing(company: Company, autocast: torch.dtype) -> None:
