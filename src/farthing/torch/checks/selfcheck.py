@@ -209,11 +209,25 @@ def _refuse_targets(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> 
     except Exception as error:
         with torch.no_grad():
             outputs = call(model, inputs)
+        advice = "a class is an int64 (), a number a float32 of the shape of the outputs"
+        if not callable(loss) or isinstance(loss, type):
+            advice = 'give a function of outputs and targets, such as nn.CrossEntropyLoss(reduction="none")'
+        elif all(isinstance(x, Tensor) for x in (outputs, targets)) and outputs.shape[:2] == targets.shape:
+            advice = (
+                "of one class a token the loss is F.cross_entropy(outputs.transpose(1, 2), targets, "
+                'reduction="none").sum(1)'
+            )
         raise InvalidValue(
             f"the loss does not take what the model returns for a record, {form_of(outputs)}, with a target "
-            f"{form_of(targets)} ({brief(error)}): a class is an int64 (), a number a float32 of the "
-            "shape of the outputs"
+            f"{form_of(targets)} ({brief(error)}): {advice}"
         ) from error
+
+
+def autocast_dtype(given: Any) -> torch.dtype | None:
+    """Return the dtype of mixed precision; raise unless it is one that autocast takes."""
+    if given is None or given in (torch.bfloat16, torch.float16):
+        return given  # type: ignore[no-any-return]
+    raise InvalidValue(f"autocast must be torch.bfloat16, torch.float16 or None, got {given!r}")
 
 
 def verify_isolated(

@@ -111,7 +111,7 @@ class Gradient:
         expected_batch_size: float | None = None,
     ) -> None:
         model = bare(model)
-        self.model, self.loss, self.autocast = model, loss, autocast
+        self.model, self.loss, self.autocast = model, loss, selfcheck.autocast_dtype(autocast)
         self.plain = Plain(model)
         if physical_batch_size is not None:
             validate.count(physical_batch_size=physical_batch_size)
