@@ -121,12 +121,13 @@ class Hurries(nn.Module):
         return self.last((x * (self.scale * torch.linspace(0.5, 1.0, WIDTH)[:, None]).t()).mean(1))
 
 
-def test_a_record_with_a_mask_does_not_decide_what_the_others_are():
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bool])
+def test_a_record_with_a_mask_does_not_decide_what_the_others_are(dtype):
     torch.manual_seed(0)
     model, n, clip = Hurries(), 9, ClipNorm(1e-3)
     x, mask, y = torch.randn(n, LENGTH, WIDTH), torch.ones(n, 40), torch.zeros(n)
     mask[0, 5:] = 0
-    gradient, examples = Gradient(model, losses), Examples((x, mask.long(), y))
+    gradient, examples = Gradient(model, losses), Examples((x, mask.to(dtype), y))
     gradient.check(*examples.made_up_batch())
     settled = dict(gradient._passes.plan.settled)
     zero = gradient.zero(examples, None, clip)

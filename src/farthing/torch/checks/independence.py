@@ -132,8 +132,7 @@ class Company:
                 self._exchange(first, before, after, seed=at)
         if self.spoilt:
             self._exchange(first, mild, _SPOILT, seed=4, digits=1)
-        if any(not x.is_floating_point() for x in leaves((self.source.inputs,))):
-            self._exchange(first, _ALIKE, mild, seed=5, digits=1)
+        self._exchange(first, _ALIKE, mild, seed=5, digits=1)
         for at, (before, after) in enumerate(pairs):
             if self.effort.affords(14, _LARGEST):
                 self._exchange(_LARGEST, before, after, seed=at + 3, digits=1 if at == 0 else None)

@@ -47,7 +47,7 @@ class Range(NamedTuple):
     """Ranges of made-up values: floats up to ``scale`` of either sign and far below, integers < high.
 
     With a scale of 1 they are mild: between 0.05 and 0.95. ``ignored``: among targets there are some of -100.
-    ``alike``: all integers are the largest (a mask of ones, with which models take short cuts).
+    ``alike``: all numbers are the largest, floats 1 (a mask of ones, with which models take short cuts).
     """
 
     scale: float = 1.0
@@ -86,6 +86,7 @@ class Source:
                 values = values * (torch.rand(shape, generator=generator) * 0.4 + 0.8)
             elif x.is_floating_point() or x.is_complex():
                 values = torch.rand(shape, generator=generator) * 0.9 + 0.05
+                values = torch.ones_like(values) if given.alike else values
             else:
                 values = torch.randint(
                     0, 2 if x.dtype is torch.bool else given.high, shape, generator=generator
