@@ -20,6 +20,7 @@ Use = tuple[int, int]  # a module's number, and the how-manieth call of it
 Axes = tuple[tuple[int | None, ...], tuple[int | None, ...]]  # of inputs and outputs; None: no batch
 Rule = Callable[..., Any]
 _PRIMES = 3, 5, 7, 11, 13, 17, 19, 23, 29
+_LARGE = 2**23  # trained weights
 
 
 @dataclass
@@ -61,7 +62,7 @@ class TapePlan:
     def telling(self, inputs: Any) -> int:
         """Return a size of a batch by which lengths tell what has rows for each record: a prime, of no side.
 
-        2 where no copies ask for it.
+        2 where no copies ask for it; of a large model never many records, as they would take much memory.
 
         >>> TapePlan(nn.Linear(5, 9), {}).telling([torch.zeros(2, 7)])
         2
@@ -73,7 +74,8 @@ class TapePlan:
             return 2
         held = (*self.model.parameters(), *self.model.buffers(), *(x[0] for x in inputs))
         sides = {side for x in held for side in x.shape}
-        return next((n for n in _PRIMES if all(side % n for side in sides)), _PRIMES[-1])
+        primes = _PRIMES if sum(p.numel() for p in self.trained) <= _LARGE else _PRIMES[:2]
+        return next((n for n in primes if all(side % n for side in sides)), primes[-1])
 
     @property
     def shared(self) -> set[nn.Module]:
