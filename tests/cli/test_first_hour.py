@@ -116,6 +116,12 @@ def test_a_terminal_without_greek_letters_gets_another_letter() -> None:
     assert "? at least" in done.stdout
 
 
+def test_the_name_of_a_missing_file_is_no_hint_at_itself(run: Any) -> None:
+    Path("people.csv").symlink_to("nowhere")  # listed, but nothing is there
+    done = run("train", "people.csv", *SPEND)
+    assert (done.code, done.err) == (2, "farthing: there is no file 'people.csv'\n")
+
+
 def test_a_missing_table_is_told_before_anything_heavy_is_imported() -> None:
     code = (
         "import sys; from farthing.cli.main import main; "

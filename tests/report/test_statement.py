@@ -223,6 +223,9 @@ def test_a_schema_that_nobody_checked_is_said_to_void_the_guarantee(full):
     assert item(unchecked, ORDER[3]).tone is Tone.CARE
     assert "there is no guarantee" in said(unchecked, ORDER[3])
     assert '<section class="banner care"><strong>Unchecked schema' in page(unchecked)
+    strong = replace(unchecked, records=1000)  # so that ε and δ alone would have a green banner
+    assert '"banner calm"' not in page(strong)
+    assert '"banner calm"' in page(replace(strong, declared=DECLARED))
     assert item(full, ORDER[3]).tone is Tone.CARE  # nothing is known of it
 
 

@@ -101,7 +101,8 @@ def near(path: str) -> str:
     """Return a hint at a file of the same folder with a similar name, or nothing."""
     folder = os.path.dirname(path) or "."
     with suppress(OSError):
-        return did_you_mean(os.path.basename(path), os.listdir(folder))
+        name = os.path.basename(path)
+        return did_you_mean(name, (other for other in os.listdir(folder) if other != name))
     return ""
 
 
