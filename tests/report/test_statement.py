@@ -247,6 +247,8 @@ def test_the_strongest_attack_is_told_rounded_down(full):
     assert "The power of these attacks is not known" in words
     audit = [(name, replace(verdict, caught=9.87654)) for name, verdict in full.audit]
     assert "had ε really been 9.877 or more" in said(replace(full, audit=tuple(audit)), ORDER[10])
+    weak = [(name, replace(verdict, caught=math.inf)) for name, verdict in full.audit]
+    assert "none of them could have refuted" in said(replace(full, audit=tuple(weak)), ORDER[10])
     assert "Not run" in said(replace(full, audit=()), ORDER[10])
 
 

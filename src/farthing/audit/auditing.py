@@ -147,14 +147,16 @@ class Verdict(Shown):
         )
 
     def fields(self) -> dict[str, Any]:
-        """Return plain JSON values; an infinite bound is null beside ``broken``."""
+        """Return plain JSON values; an infinite bound or power is null, an unknown power is left out."""
+        catches = self.catches
+        power = {} if catches is None else {"catches": catches if math.isfinite(catches) else None}
         return {
             "verdict": self.word,
             "broken": self.broken,
             "eps_lower": self.eps_lower if math.isfinite(self.eps_lower) else None,
             "eps_exact": self.exact,
             "claim": {name: _value(value) for name, value in asdict(self.claim).items()},
-            "catches": None if (catches := self.catches) is None or math.isinf(catches) else catches,
+            **power,
             "attack": self.attack,
             "trials": self.trials,
             "confidence": self.confidence,

@@ -192,12 +192,19 @@ def verdicts(said: dict[str, Any]) -> "list[tuple[str, Verdict]]":
                 float(one["confidence"]),
                 str(one["attack"]),
                 str(one["assumption"]),
-                caught=None if one.get("catches") is None else _positive(one["catches"]),
+                caught=_power(one),
                 exact=None if one.get("eps_exact") is None else _positive(one["eps_exact"]),
             ),
         )
         for one in said["verdicts"]
     ]
+
+
+def _power(said: dict[str, Any]) -> float | None:
+    """Return the power of an attack: None if it is not known, infinite if it could not have refuted."""
+    if "catches" not in said:
+        return None
+    return math.inf if said["catches"] is None else _positive(said["catches"])
 
 
 def _positive(value: Any) -> float:

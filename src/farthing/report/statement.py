@@ -484,8 +484,10 @@ def _audit(subject: Subject) -> Item:
 def _power(own: Sequence[tuple[str, "Verdict"]]) -> str:
     """Return what violation the strongest of some attacks would have caught."""
     found = [catches for _, verdict in own if (catches := verdict.catches) is not None]
-    if not found or not math.isfinite(min(found)):
+    if not found:
         return "The power of these attacks is not known: they may have been too weak to refute anything."
+    if not math.isfinite(min(found)):
+        return "These attacks were too weak: none of them could have refuted the claim, however large ε is."
     return (
         f"The power of these attacks: had ε really been {upwards(min(found))} or more, one of them would "
         "have refuted the claim in nine of ten tries."
