@@ -255,14 +255,13 @@ def _size(subject: Subject) -> Item:
         meaning.append(
             "The run was interrupted. The guarantee covers its releases, and the rest of the budget."
         )
-    delta = f", δ = {number(said.delta)}" if said.delta else ", δ = 0"
-    return Item(name, f"ε = {epsilon}{delta}", tuple(meaning), strength(said, subject.records)[0])
+    size = f"ε = {epsilon}, δ = {number(said.delta)}"
+    return Item(name, size, tuple(meaning), strength(said, subject.records)[0])
 
 
 def _personal(subject: Subject) -> Iterator[str]:
     """Return each client's guarantee, where budgets are personal."""
-    rule = subject.rule
-    if isinstance(rule, PersonalFilter):
+    if isinstance(rule := subject.rule, PersonalFilter):
         plan = ComposedEvent(tuple(RepeatedEvent(event, times) for event, times in subject.plan))
         found = personal.epsilons(plan, rule) if subject.plan else rule.epsilons
         each = zip(rule.epsilons, found, strict=True)
@@ -430,11 +429,10 @@ def _public(subject: Subject) -> Iterator[str]:
 
 
 def _tuning(subject: Subject) -> Item:
-    name = "Tuning"
     if subject.tuning:
-        return Item(name, plain(subject.tuning), ())
+        return Item("Tuning", plain(subject.tuning), ())
     return Item(
-        name,
+        "Tuning",
         "Not known to this report",
         (
             "Settings that were chosen by trials on the same records cost privacy too. Only trials that were "
