@@ -371,6 +371,8 @@ class Journal:
             if self.path is not None and mode != "wal":
                 raise LedgerLocked(f"journal {self.path}: its disk has no write-ahead log. {FAILED}")
             connection.execute("PRAGMA synchronous = FULL")
+            for flush in ("fullfsync", "checkpoint_fullfsync"):  # on macOS: past the cache of the drive
+                connection.execute(f"PRAGMA {flush} = ON")
             if not tables and first is not None:
                 self._create(first)
         return connection

@@ -166,7 +166,7 @@ class Gradient:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of a gradient: one number a trained weight."""
+        """Return the shape of a gradient, one number a trained weight."""
         return (self.layout.size,)
 
     def zero(self, records: Any, w: Any, bound: Any) -> Tensor:

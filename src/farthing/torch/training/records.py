@@ -108,7 +108,7 @@ class Examples:
 
     @property
     def unit(self) -> Unit:
-        """Return the unit that an example is: a record or a user."""
+        """Return the unit that an example is, a record or a user."""
         return Unit.RECORD if self._places is None else Unit.USER
 
     @property
