@@ -34,9 +34,9 @@ Bound = Callable[[float, float, int, float], float]
 
 
 def cold() -> None:
-    """Clear everything cached between calls, in every module of the library."""
+    """Clear everything cached between calls, in every module of accounting."""
     inversion._KERNELS.clear()
-    for module in [module for name, module in sys.modules.items() if name.startswith("farthing.")]:
+    for module in [module for name, module in sys.modules.items() if name.startswith("farthing.accounting.")]:
         for found in vars(module).values():
             if hasattr(found, "cache_clear") and not isinstance(found, type):
                 found.cache_clear()
