@@ -10,11 +10,12 @@ reported and left out. No figure is recorded except the reference digits, which 
 import contextlib
 import io
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable
 
-from farthing.accounting import calibrate, inversion, pairs, pld, transform
+from farthing.accounting import calibrate, inversion, pld
 from farthing.accounting.filters import GdpFilter
 from farthing.accounting.menu import Menu
 from farthing.budget import Budget
@@ -33,12 +34,12 @@ Bound = Callable[[float, float, int, float], float]
 
 
 def cold() -> None:
-    """Clear everything cached between calls."""
-    transform.transform.cache_clear()
-    transform.rough_log_moment.cache_clear()
+    """Clear everything cached between calls, in every module of accounting."""
     inversion._KERNELS.clear()
-    pairs.of_event.cache_clear()
-    calibrate._mu.cache_clear()
+    for module in [module for name, module in sys.modules.items() if name.startswith("farthing.accounting.")]:
+        for found in vars(module).values():
+            if hasattr(found, "cache_clear") and not isinstance(found, type):
+                found.cache_clear()
 
 
 def cpu(function: Callable[[], object], times: int = 1, prepare: Callable[[], None] = lambda: None) -> float:

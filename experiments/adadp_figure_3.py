@@ -53,7 +53,7 @@ PAPER = {
     "AdaN": 0.05,
     "published AdaN": 0.05,
 }
-FALLS = ("DP-SGD", "DpOpt")  # from .1, at the high level
+FALLS = ("DP-SGD", "DpOpt")  # from 0.1, at the high level
 TUNED = {
     "not private": 0.0003,
     "published AdaDP": 0.002,
@@ -140,7 +140,7 @@ def tables(rows: list[Row]) -> list[Grid]:
     grids = []
     for settings, caption in (
         ("paper", "the paper's clips and learning rates, no momentum"),
-        ("tuned", "one clip of 3, tuned learning rates, momentum .9"),
+        ("tuned", "one clip of 3, tuned learning rates, momentum 0.9"),
     ):
         methods = values([row for row in rows if row["settings"] in (settings, "AGD")], "method")
         cells = [

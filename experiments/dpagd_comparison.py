@@ -58,7 +58,7 @@ LOSSES: dict[str, Loss] = {"logistic regression": logistic, "SVM": huber_hinge}
 
 @dataclass(frozen=True, slots=True)
 class AsPublished:
-    """DP-AGD with the paper's settings: 60 splits, γ = .1, clips of 3, 20 steps to choose from, Laplace."""
+    """DP-AGD with the paper's settings: 60 splits, γ = 0.1, clips of 3, 20 steps to choose from, Laplace."""
 
     splits: int = 60
     growth: float = 0.1

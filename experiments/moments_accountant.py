@@ -128,7 +128,7 @@ def draw(rows: list[Row]) -> Any:
         line(right, *zip(*curve, strict=True), place, method, dashed)
     said = [(epochs, float(text)) for (_, epochs), text in PUBLISHED.items()]
     left.plot(*zip(*said, strict=True), "k*", markersize=8, markerfacecolor="none", label="published")
-    left.set(yscale="log", xlabel="epochs", ylabel="ε at δ = 1e-5", title="q = .01, σ = 4")
+    left.set(yscale="log", xlabel="epochs", ylabel="ε at δ = 1e-5", title="q = 0.01, σ = 4")
     right.set(yscale="log", xlabel="ε", ylabel="σ / C", title="noise that 10,000 batches need")
     ticks(right, EPSILONS)
     legend(figure, left, 6)

@@ -109,3 +109,12 @@ def test_names_in_docstrings_and_pages_exist():
     }
     assert len(named) > 100
     assert [(name, path) for name, path in sorted(named) if not exists(name)] == []
+
+
+def test_a_property_begins_without_a_colon():
+    """The site would take the words before it for the type of the property."""
+    for name, found in PUBLIC.items():
+        for member, value in vars(found).items() if inspect.isclass(found) else ():
+            if isinstance(value, property) and not member.startswith("_"):
+                first = (inspect.getdoc(value) or "").split("\n")[0]
+                assert ": " not in first, f"{name}.{member}"

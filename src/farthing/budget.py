@@ -46,7 +46,7 @@ class Adjacency(StrEnum):
 
     @property
     def shift(self) -> float:
-        """The distance of neighbours' sums, in bounds of one contribution: 2 for replace-one, else 1."""
+        """The distance of neighbours' sums, in bounds of one contribution, 2 for replace-one and else 1."""
         return 2.0 if self is Adjacency.REPLACE_ONE else 1.0
 
 
@@ -149,7 +149,7 @@ class Budget:
 
     @property
     def mu(self) -> float:
-        """The Gaussian-DP budget: the largest μ with δ_μ(ε) <= δ (Dong, Roth & Su 2022, Cor. 2.13)."""
+        """The budget in Gaussian DP, the largest μ with δ_μ(ε) <= δ (Dong, Roth & Su 2022, Cor. 2.13)."""
         from farthing.accounting import gaussian
 
         return gaussian.mu(self.epsilon, self.delta)

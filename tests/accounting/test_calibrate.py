@@ -83,6 +83,27 @@ def test_noise_then_steps(rate, steps, epsilon, delta, adjacency):
     assert back <= steps * 1.001 + 1
 
 
+@pytest.mark.parametrize(
+    ("rate", "steps", "epsilon", "delta", "most"),
+    [(1e-4, 2, 0.1, 1e-5, 0.4), (1e-3, 3, 0.03, 1e-5, 1.0), (1e-3, 10, 0.03, 1e-9, 1.8)],
+)
+def test_a_few_rare_draws_have_noise_that_fits(rate, steps, epsilon, delta, most):
+    """A line through a first guess may show nothing for any noise."""
+
+    def step(noise):
+        return ft.Poisson(rate).amplify(ft.Gaussian(noise))
+
+    budget = Budget(epsilon, delta)
+    noise = ft.noise_for(step, budget, steps=steps)
+    assert (
+        ft.epsilon(step(noise), steps=steps, delta=delta)
+        <= epsilon
+        < ft.epsilon(step(0.7 * noise), steps=steps, delta=delta)
+    )
+    assert ft.Ledger(budget).promise(step(noise), steps).times == steps
+    assert noise < most
+
+
 def test_so_few_draws_that_little_noise_will_do():
     budget = Budget(0.05, 1e-3)
     assert calibrate.noise(lambda s: poisson(1e-4, s, 2), budget) < 0.5

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
 
-from farthing.accounting import composition, gaussian, pld, sampling
-from farthing.budget import Adjacency
+from farthing.accounting import calibrate, composition, gaussian, pld, sampling
+from farthing.budget import Adjacency, Budget
 from farthing.errors import InvalidValue, Unsupported
 from farthing.queries.events import (
     ComposedEvent,
@@ -350,3 +350,11 @@ def test_losses_far_above_epsilon(rate, noise, steps, epsilon):
     """The best bound by moments lies at a tilt of e^-700, where floating point ends."""
     for adjacency in (ADD, ONE, ZERO):
         assert pld.delta(poisson(rate, noise, steps), epsilon, adjacency) == pytest.approx(1.0)
+
+
+def test_a_second_bump_that_wraps_around_is_noticed():
+    """On one line it raised δ a hundredfold for some counts of steps, and ended counts early."""
+    step = PoissonEvent(1e-4, GaussianEvent(0.8))
+    few, more = (pld.delta(RepeatedEvent(step, count), 0.1) for count in (4013, 4014))
+    assert few < more < 1.01 * few
+    assert calibrate.steps(step, Budget(0.1, 1e-6)) > 15_000

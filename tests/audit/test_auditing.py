@@ -1,5 +1,7 @@
 """`ft.audit`, its arguments and its words; one run; `assert_private`; the HTML section."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from farthing.audit import GaussianCurve, SampledCurve, assert_private, canaries
 from farthing.audit import statistics as test_statistics
 from farthing.audit.auditing import Verdict
 from farthing.noise.lattice import SeededStream, gaussian
+from farthing.report.reading import verdicts
 
 CLAIM = ft.Budget(1.0, 1e-5)
 
@@ -161,6 +164,14 @@ def test_an_html_section_escapes_what_it_is_given():
 def test_bounds_are_rounded_down_in_print():
     assert "at least 0.999 " in str(Verdict(0.9999, CLAIM, 10, 0.99, "x"))
     assert Verdict(float("inf"), CLAIM, 10, 0.99, "x").fields()["eps_lower"] is None
+
+
+@pytest.mark.parametrize(("caught", "said"), [(None, "not known"), (float("inf"), "none"), (2.5, "2.5")])
+def test_the_power_of_an_attack_survives_json(caught, said):
+    verdict = Verdict(0.5, CLAIM, 10, 0.99, "x", caught=caught)
+    told = json.loads(json.dumps({"verdicts": [{"method": "mean", **verdict.fields()}]}, allow_nan=False))
+    [(method, read)] = verdicts(told)
+    assert (method, read.power, verdict.power) == ("mean", said, said)
 
 
 def test_tells_see_what_they_are_for():

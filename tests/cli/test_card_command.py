@@ -58,7 +58,7 @@ def test_a_card_is_written_once_and_from_a_file(run: Any, fit: Path) -> None:
     assert "the guarantee is void" in run("card", "other.json").out
 
 
-@pytest.mark.parametrize("content", [None, "[1]", '{"epsilon": 1}', "no json"])
+@pytest.mark.parametrize("content", [None, "[1]", '{"epsilon": 1}', "no json", "[" * 100_000])
 def test_what_is_no_training_is_refused(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
 ) -> None:
@@ -68,6 +68,14 @@ def test_what_is_no_training_is_refused(
     done = run("card", "a.json")
     assert done.code == 2
     assert "FOLDER must be one that train wrote" in done.err
+
+
+def test_facts_that_are_not_as_train_wrote_them_are_named(run: Any, fit: Path) -> None:
+    told = json.loads((fit / "privacy.json").read_text())
+    Path("other.json").write_text(json.dumps({**told, "records": "many"}))
+    done = run("card", "other.json")
+    assert (done.code, done.out) == (2, "")
+    assert "('many' is not a count)" in done.err
 
 
 def test_a_training_is_logged_to_mlflow(run: Any, fit: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,21 @@ def test_declared_columns_and_a_shared_ledger(run: Any) -> None:
     assert run("describe", "a.csv", "--epsilon", "3", "--delta", "1e-6", "--ledger", "my.ledger").code == 3
 
 
+def test_names_and_values_with_line_breaks_stay_on_their_lines(run: Any) -> None:
+    Path("b.csv").write_text('"age\n(years)",note\n' + '30,"a\nb"\n40,\n' * 500)
+    schema = {
+        "columns": [{"name": "age\n(years)", "low": 0, "high": 90}],
+        "target": {"name": "note", "values": ["a\nb", ""]},
+    }
+    Path("b.json").write_text(json.dumps(schema))
+    done = run("describe", "b.csv", "--schema", "b.json", "--epsilon", "5", "--delta", "1e-6")
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[0].startswith(r"age\n(years)  ")
+    assert any(
+        line.startswith("note ") and r"a\nb " in line and ", empty " in line for line in done.out.splitlines()
+    )
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

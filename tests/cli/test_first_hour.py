@@ -45,12 +45,13 @@ def test_a_sample_and_options_from_a_file(run: Any) -> None:
         ("[epsilon]\na = 1", "'epsilon' must be a value or a list"),
         ('epsilon = "much"', "must be a number, got 'much'"),
         ("epsilon = [1, 2]", "must be a number, got [1, 2]"),
+        ("\udcff", "is not a TOML file: it is not UTF-8 text"),
         (None, "--config 'run.toml' cannot be read"),
     ],
 )
 def test_a_wrong_file_of_options_is_one_sentence(run: Any, text: str | None, said: str) -> None:
     if text is not None:
-        Path("run.toml").write_text(text)
+        Path("run.toml").write_text(text, errors="surrogateescape")
     done = run("train", "adult", "--delta", "1e-5", "--config", "run.toml")
     assert (done.code, done.out) == (2, "")
     assert said in done.err
@@ -115,6 +116,12 @@ def test_a_terminal_without_greek_letters_gets_another_letter() -> None:
     assert "? at least" in done.stdout
 
 
+def test_the_name_of_a_missing_file_is_no_hint_at_itself(run: Any) -> None:
+    Path("people.csv").symlink_to("nowhere")  # listed, but nothing is there
+    done = run("train", "people.csv", *SPEND)
+    assert (done.code, done.err) == (2, "farthing: there is no file 'people.csv'\n")
+
+
 def test_a_missing_table_is_told_before_anything_heavy_is_imported() -> None:
     code = (
         "import sys; from farthing.cli.main import main; "
@@ -155,6 +162,8 @@ def test_a_solver_of_ones_own_is_told_what_it_has_to_yield(steps: Any, said: str
         ("records = true", "must be a whole number, got True"),
         ("delta = true", "must be a number, got True"),
         ("out = 3", "'out' must be a text, got 3"),
+        ("strict = 7", "'strict' must be true or false, got 7"),
+        ('json = "yes"', "'json' must be true or false, got 'yes'"),
         ('bounds = ["age=1:2", 3]', "'bounds' must be a text"),
         ('set = "tree=3"', "has no setting 'tree'"),
     ],

@@ -25,6 +25,11 @@ PRIVACY = {
     "records": 300,
     "features": 3,
 }
+PUBLIC = {
+    "schema": {"source": "people.json", "sha256": "ab", "checked_by": "Ann"},
+    "columns": [{"name": "age", "low": 0, "high": 9}],
+    "target": {"name": "rich", "values": ["no", "yes"]},
+}
 TEST = {"table": "test.csv", "accuracy": 0.8, "guessing": 0.7, "note": "computed without noise"}
 SIMULATED: dict[str, Any] = {
     "method": "addp",
@@ -246,6 +251,9 @@ def test_what_is_refused(run: Any, arguments: tuple[str, ...], reason: str) -> N
         ("--simulated", {key: value for key, value in SIMULATED.items() if key != "groups"}),
         ("--privacy", {**PRIVACY, "steps": 1.5}),
         ("--privacy", {**PRIVACY, "settings": "none"}),
+        ("--privacy", {**PRIVACY, "records": "many"}),
+        ("--privacy", {**PRIVACY, "records": None}),
+        ("--privacy", {**PRIVACY, "public": {**PUBLIC, "columns": [{"name": "age", "low": "x", "high": 9}]}}),
         ("--privacy", {**PRIVACY, "test": {"accuracy": "high", "guessing": 0.1, "table": "t", "note": ""}}),
         ("--audit", {"verdicts": [{**VERDICT, "trials": 1e400}]}),
     ],
@@ -255,6 +263,14 @@ def test_files_from_anywhere_are_checked(run: Any, option: str, told: Any) -> No
     done = run("report", "a.ledger", option, "given.json")
     assert done.code == 2
     assert f"{option} must be the JSON object" in done.err
+
+
+@pytest.mark.usefixtures("ledger")
+def test_the_facts_of_a_training_are_accepted(run: Any) -> None:
+    Path("given.json").write_text(json.dumps({**PRIVACY, "public": PUBLIC}))
+    done = run("report", "a.ledger", "--privacy", "given.json")
+    assert done.code == 0, done.err
+    assert "numbers from 0 to 9" in _said()
 
 
 @pytest.mark.usefixtures("ledger")

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from farthing.data import schema_draft
+from farthing.data.columns import Numeric
 from farthing.data.csv_files import Csv
 from farthing.data.schema import DRAFTED, Schema
 from farthing.errors import InvalidValue
@@ -68,6 +69,20 @@ def test_words_for_no_value_and_other_ways_to_write_dates(tmp_path: Path) -> Non
     assert Schema.from_json(json.dumps(found)).width == 5
 
 
+@given(st.floats(-1e29, 1e29), st.floats(-1e29, 1e29))
+@example(0.0, 5e-324)
+@example(1.0, 1 + 2.0**-52)
+@example(-1e15, -1e15 + 0.125)
+@example(1e-310, 3e-310)
+def test_bounds_of_any_two_numbers_are_beyond_them_and_may_be_declared(one: float, other: float) -> None:
+    low, high = min(one, other), max(one, other)
+    assume(low < high)
+    below, above = schema_draft.rounded_outward(low, high)
+    assert below < low or (below == low == 0)
+    assert above > high or (above == high == 0)
+    Numeric("x", below, above)
+
+
 @given(st.floats(-1e5, 1e5), st.floats(1e-3, 1e9))
 def test_bounds_are_round_and_beyond_the_extremes(low: float, width: float) -> None:
     high = low + width
@@ -75,6 +90,18 @@ def test_bounds_are_round_and_beyond_the_extremes(low: float, width: float) -> N
     assert below < low or (below == low == 0)
     assert above > high or (above == high == 0)
     assert above - below < 4 * width
+
+
+@pytest.mark.parametrize("fill", ["-1.7976931348623157e+308", "-3.4028235e+38", "9.96921e36", "1e308"])
+def test_numbers_that_fill_gaps_of_grids_do_not_set_the_bounds(tmp_path: Path, fill: str) -> None:
+    rows = "".join(f"{row}.5,{fill if row == 7 else row},{'ab'[row % 2]}\n" for row in range(20))
+    found, said = draft(tmp_path / "a.csv", f"depth,height,kind\n{rows}-1e308,1,a\n", "kind")
+    assert found["columns"] == [
+        {"name": "depth", "low": 0, "high": 20},
+        {"name": "height", "low": 0, "high": 20},
+    ]
+    assert "stand for missing ones" in said["height"]
+    assert "308" not in said["depth"]
 
 
 def test_rare_values_are_not_copied(tmp_path: Path) -> None:
@@ -185,6 +212,7 @@ def column(tmp_path: Path, cells: list[str], name: str = "x") -> tuple[dict[str,
         (["Koln", "K\u00f6ln"] * 9, {"values": ["Koln", "K\u00f6ln"]}, "accents or spaces alone"),
         (["New York", "New\u00a0York\u200b"] * 9, {}, "accents or spaces alone"),
         ([f"{row}.5" for row in range(60)] + ["999999"] * 9, {"low": 0}, "has 999999, which often"),
+        ([f"{row}.5" for row in range(60)] + ["9999999"], {"low": 0}, "has 9999999, which often"),
         (
             [f"2001-05-{1 + row % 28:02}" for row in range(60)] + ["unclear", "\u2013", "999"],
             {"first": "2001-01-01", "missing": "2001-07-01"},
@@ -227,6 +255,7 @@ def test_a_column_of_people_with_several_records_is_named(tmp_path: Path) -> Non
         ([f"+49 {row * 7919 % 10007}" for row in range(50)], "phone", "identifiers"),
         ([f"{row:05}" for row in range(0, 5000, 37)], "zip", "codes that begin with 0"),
         ([f"{row} kg" for row in range(50)], "weight", "numbers with a unit"),
+        ([f"{row}\u00a2" for row in range(50)], "tip", "numbers with a unit"),
         ([f"{row},{row:03}.50 CR" for row in range(1, 50)], "pay", "numbers with a unit"),
         ([f"{row % 24:02}:{row:02}" for row in range(50)], "clock", "or times"),
         (

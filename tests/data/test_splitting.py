@@ -1,5 +1,6 @@
 """Public rules that choose records: each looks at one person's records only."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +37,11 @@ def chosen(table: list[tuple[Any, str]], **rule: Any) -> tuple[list[tuple[Any, s
             side.extend(row for row, takes in zip(block, mask, strict=True) if takes)
             whose.add([key for key, takes in zip(keys, mask, strict=True) if takes])
     if split.user is None:
-        return sides
+        drawn = people[0].drawn(split.share)
+        return tuple(
+            [row for row, is_drawn in zip(sides[0], drawn, strict=True) if is_drawn is side]
+            for side in (np.False_, np.True_)
+        )
     kept, held = (
         [row for row, first in zip(side, whose.first(split.rows), strict=True) if first]
         for side, whose in zip(sides, people, strict=True)
@@ -58,11 +63,61 @@ def test_a_person_who_goes_changes_no_other_persons_rows(rows: list[Any], most: 
 
 @given(tables, st.integers(0, 29))
 def test_a_record_that_goes_changes_no_other_records_place(rows: list[Any], gone: int) -> None:
+    rows = [("", cell) for _, cell in rows]  # equal cells are equal records: no others are read
     fewer = rows[:gone] + rows[gone + 1 :]
     for whole, without in zip(chosen(rows, share=0.5), chosen(fewer, share=0.5), strict=True):
         lost = Counter(whole) - Counter(without)
         assert not Counter(without) - Counter(whole)
         assert lost <= Counter(rows[gone : gone + 1])
+
+
+@pytest.mark.parametrize("room", [0, 2**25])
+def test_equal_records_are_on_both_sides(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """Of a table with two kinds of records, both are learnt from and both are measured on."""
+    first = People.__init__.__defaults__[:-1]
+    monkeypatch.setattr(People.__init__, "__defaults__", (*first, room))
+    rows = [("", "ab"[row % 2]) for row in range(4000)]
+    for share in (0.2, 0.5):
+        held = Counter(chosen(rows, share=share)[1])
+        for kind in rows[:2]:
+            assert abs(held[kind] - 2000 * share) < 6 * math.sqrt(2000 * share * (1 - share))
+    assert chosen(rows[:9], share=0.0)[1] == []
+
+
+def test_digests_that_share_a_word_are_told_apart() -> None:
+    entries = np.array(
+        [[5, 2, 0, 0, 0], [5, 1, 0, 0, 1], [4, 9, 0, 0, 2], [5, 2, 0, 0, 3], [5, 1, 0, 0, 4]], np.uint64
+    )
+    assert splitting._by_digest(entries)[:, -1].tolist() == [2, 1, 4, 0, 3]
+    assert splitting._by_digest(entries[[0, 2, 3]])[:, -1].tolist() == [2, 0, 3]
+
+
+def test_a_held_out_share_is_the_same_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = "".join(f"{row % 7},{row % 3}\n" for row in range(3000))
+    (tmp_path / "a.csv").write_text(f"x,y\n{rows}")
+    schema = Schema((Numeric("x", 0, 7),), Numeric("y", 0, 2))
+    found = []
+    for room in (2**25, 0):
+        for kind in (Spool, People):
+            monkeypatch.setattr(kind.__init__, "__defaults__", (*kind.__init__.__defaults__[:-1], room))
+        found.append(table_files.training_rows(str(tmp_path / "a.csv"), schema, Split(share=0.3)))
+    few, many = found
+    assert isinstance(few.X, np.memmap) < isinstance(many.X, np.memmap)
+    assert few.held is not None
+    assert many.held is not None
+    for one, other in zip((few.X, few.y, *few.held), (many.X, many.y, *many.held), strict=True):
+        assert np.array_equal(one, other)
+    assert len(few.y) + len(few.held[1]) == 3000
+    whole = Counter(
+        zip(
+            (np.arange(3000) % 7 / 7).astype(np.float32).tolist(),
+            (np.arange(3000.0) % 3).tolist(),
+            strict=True,
+        )
+    )
+    parts = [Counter(zip(X[:, 0].tolist(), y.tolist(), strict=True)) for X, y in ((few.X, few.y), few.held)]
+    assert parts[0] + parts[1] == whole
+    assert all(part.keys() == whole.keys() for part in parts)
 
 
 def test_a_persons_rows_are_all_on_one_side() -> None:

@@ -90,6 +90,8 @@ def test_keys_are_never_overwritten(folder):
         (["coordinator"], [], False, "none is called"),
         ([], [], False, "--parties NAMES"),
         (["a"], ["wärd.example"], True, "ASCII"),
+        (["a"], ["two words"], True, "a DNS name"),
+        (["a"], ["https://wards.example"], True, "a DNS name"),
         (["a"], [""], True, "address"),
     ],
 )

@@ -344,7 +344,7 @@ def test_who_does_not_come_is_waited_for(tmp_path, guards):
         ('run = "demo"', 'ran = "demo"', "run must be a text"),
         ('schema = "adult"', 'schema = "nowhere.json"', "nowhere.json"),
         (":9092", "", "HOST:PORT"),
-        ("keys/a/public.toml", "keys/z/public.toml", "must be a TOML file"),
+        ("keys/a/public.toml", "keys/z/public.toml", "cannot be read"),
         ("keys/a/public.toml", "keys/b/public.toml", "a key of their own"),
         ('test = "adult"', "least = 4", "least must be at most"),
         ('test = "adult"', "wait = -1", "wait must be a positive number"),

@@ -1,6 +1,7 @@
 import contextlib
 import copy
 import errno
+import fcntl
 import io
 import json
 import os
@@ -613,9 +614,34 @@ def test_the_row_is_committed_before_the_head_is_written(path: Path, monkeypatch
     with Journal(path, HEADER) as journal:
         assert journal._fetch("PRAGMA synchronous") == [(2,)]
         assert journal._fetch("PRAGMA journal_mode") == [("wal",)]
-        monkeypatch.setattr("farthing.ledger.journal_head._sync", sync)
+        monkeypatch.setattr("farthing.ledger.journal_head.to_disk", sync)
         charge(journal), charge(journal)
     assert seen == [1, 2]
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_where_a_full_flush_exists_it_is_used(
+    path: Path, monkeypatch: pytest.MonkeyPatch, supported: bool
+) -> None:
+    """macOS: fsync leaves data in the cache of the drive."""
+    asked, synced, lower = list[int](), list[int](), fcntl.fcntl
+
+    def full(file: int, command: int, argument: int = 0) -> int:
+        if command != 51:
+            return lower(file, command, argument)
+        asked.append(file)
+        if not supported:
+            raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+        return 0
+
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", full)
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    with Journal(path, HEADER) as journal:
+        assert journal._fetch("PRAGMA fullfsync") == journal._fetch("PRAGMA checkpoint_fullfsync") == [(1,)]
+        charge(journal)
+    assert asked
+    assert synced == ([] if supported else asked)
 
 
 # --- failures
@@ -777,6 +803,23 @@ def test_a_symbolic_link_is_the_same_journal(path: Path, tmp_path: Path) -> None
         charge(journal)
         assert charge(link).state == [1.0]
     assert not (tmp_path / "link.head").exists()
+
+
+@pytest.mark.parametrize("suffix", ["", ".head"])
+def test_a_second_name_of_a_file_locks_the_journal(path: Path, tmp_path: Path, suffix: str) -> None:
+    """Under each name SQLite would keep a log of its own, and the budget could be spent twice."""
+    other = tmp_path / f"other.ledger{suffix}"
+    with Journal(path, HEADER) as journal:
+        os.link(f"{path}{suffix}", other)
+        with pytest.raises(LedgerLocked, match="another name"):
+            charge(journal)
+        for name in (path, *([other] if not suffix else [])):
+            with pytest.raises(LedgerLocked, match="another name"):
+                Journal(name, HEADER)
+        other.unlink()
+        assert charge(journal).state == [0.5]
+    with Journal(path, HEADER) as journal:
+        assert journal.last().seq == 1
 
 
 def test_threads_share_a_journal(path: Path) -> None:

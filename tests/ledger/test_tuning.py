@@ -211,7 +211,8 @@ def test_candidates_may_be_drawn_by_a_function():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"runs": 0.5}, "mean"),
+        ({"runs": 0.5}, "mean number of runs"),
+        ({"runs": 0}, "runs must be"),
         ({"distribution": "normal"}, "geometric"),
         ({"epsilon": 0.5}, "both"),
         ({"candidates": []}, "at least one"),
@@ -221,6 +222,13 @@ def test_wrong_arguments_are_refused_before_anything_is_charged(options, said):
     ledger = ft.Ledger(BUDGET)
     with pytest.raises(ft.InvalidValue, match=said):
         best_of(_asks, **{"candidates": [1], "ledger": ledger, **options})
+    assert ledger.share == 0
+
+
+def test_what_is_no_function_is_refused_before_the_charge():
+    ledger = ft.Ledger(BUDGET)
+    with pytest.raises(ft.InvalidValue, match="a candidate and a ledger, got NoneType"):
+        best_of(None, [1], ledger)
     assert ledger.share == 0
 
 

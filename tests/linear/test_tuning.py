@@ -75,7 +75,7 @@ def test_a_regressor_is_scored_by_the_value_that_is_given():
         ({"candidates": [{"solver": "nonsense"}]}, "solver"),
         ({"score_share": 0.0}, "score_share"),
         ({"sampling_rate": 2.0}, "sampling_rate"),
-        ({"runs": math.inf}, "mean"),
+        ({"runs": math.inf}, "runs"),
         ({"y": Y[:5]}, "targets"),
     ],
 )

@@ -1,10 +1,12 @@
 """The kernels: where they come from, what is never loaded, and what they compute against numpy."""
 
+import gc
 import os
 import shutil
 import subprocess
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -212,3 +214,14 @@ class TestClampedOuterSum:
         ]:
             with pytest.raises(InvalidValue, match="fit each other"):
                 native.clamped_outer_sum(*bad, np.zeros((4, 5), np.float32))
+
+
+def test_the_table_of_a_kernel_stays_where_it_is_whatever_caches_are_cleared(monkeypatch):
+    monkeypatch.setattr(native, "_address", 0)
+    monkeypatch.setattr(native, "_kept", np.zeros(0))
+    address, table = native.address(), weakref.ref(native.table())
+    native.table.cache_clear()
+    gc.collect()
+    found = table()
+    assert found is not None
+    assert found.ctypes.data == native.address() == address

@@ -71,3 +71,8 @@ def test_an_algorithm_ends_by_itself_when_the_budget_is_spent_and_not_otherwise(
     assert run(until_spent(steps)(BudgetSpent("all of it"))).steps == 1
     with pytest.raises(ZeroDivisionError):
         run(until_spent(steps)(ZeroDivisionError()))
+
+
+def test_an_algorithm_that_yields_no_steps_is_told_so():
+    with pytest.raises(InvalidValue, match=r"must yield ft\.Step.* got int"):
+        run([1])

@@ -223,6 +223,9 @@ def test_a_schema_that_nobody_checked_is_said_to_void_the_guarantee(full):
     assert item(unchecked, ORDER[3]).tone is Tone.CARE
     assert "there is no guarantee" in said(unchecked, ORDER[3])
     assert '<section class="banner care"><strong>Unchecked schema' in page(unchecked)
+    strong = replace(unchecked, records=1000)  # so that ε and δ alone would have a green banner
+    assert '"banner calm"' not in page(strong)
+    assert '"banner calm"' in page(replace(strong, declared=DECLARED))
     assert item(full, ORDER[3]).tone is Tone.CARE  # nothing is known of it
 
 
@@ -244,6 +247,8 @@ def test_the_strongest_attack_is_told_rounded_down(full):
     assert "The power of these attacks is not known" in words
     audit = [(name, replace(verdict, caught=9.87654)) for name, verdict in full.audit]
     assert "had ε really been 9.877 or more" in said(replace(full, audit=tuple(audit)), ORDER[10])
+    weak = [(name, replace(verdict, caught=math.inf)) for name, verdict in full.audit]
+    assert "none of them could have refuted" in said(replace(full, audit=tuple(weak)), ORDER[10])
     assert "Not run" in said(replace(full, audit=()), ORDER[10])
 
 

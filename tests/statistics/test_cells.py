@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
+from scipy.special import ndtr
 
 import farthing as ft
 from farthing.budget import Adjacency
@@ -91,6 +92,19 @@ def test_errors_cover_what_noise_does(epsilon: float, delta: float) -> None:
         inside[:2] += np.abs(counted.value - 100) <= counted.error
         inside[2] += abs(averaged.value - ages.mean()) <= averaged.error + 90 * 2.0**-20
     assert (inside >= 0.85 * runs).all()  # seeds are fixed; else binomial(120, 0.95): 5e-6
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-6])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 1.3, 5.0, 30.0])
+def test_errors_of_counts_cover_their_rounding(epsilon: float, delta: float) -> None:
+    """A count is a whole number: it is within k of the truth where its noise is below k + 1/2."""
+    mu = ft.Ledger(ft.Budget(epsilon, delta)).filter.mu if delta else 0.0
+    for ask in (ft.count, partial(ft.histogram, bins=[0, 9])):
+        error = float(np.max(ask(range(9), ledger=ft.Ledger(ft.Budget(epsilon, delta))).error))
+        below = math.floor(error) + 0.5
+        inside = 2 * ndtr(below * mu) - 1 if delta else -math.expm1(-below * epsilon)
+        assert inside >= 0.95 - 1e-6
+        assert error <= 1 + (2 / mu if delta else 3 / epsilon)
 
 
 def test_missing_values_and_other_groups_count_as_nothing() -> None:

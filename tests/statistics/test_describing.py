@@ -9,7 +9,8 @@ import farthing as ft
 from farthing.noise.lattice import SeededStream
 from farthing.queries.bounds import ClipNorm
 from farthing.queries.query import Rows
-from farthing.statistics.describing import ColumnSums, Summary, describe
+from farthing.statistics import describing
+from farthing.statistics.describing import QUANTILES, ColumnSums, Summary, describe
 from farthing.statistics.spending import Allowance
 
 number = st.floats(allow_nan=True, allow_infinity=True)
@@ -55,3 +56,27 @@ def test_of_a_column_without_bounds_nothing_is_told_but_its_size() -> None:
     assert (thin.mean, thin.quantiles, thin.bought) == (None, (), True)
     assert thin.count > 700
     assert plain.mean is not None
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=60))
+def test_without_noise_the_errors_of_quantiles_hold_the_whole_cell(numbers: list[float]) -> None:
+    counts = np.histogram(numbers, np.linspace(0, 1, 65))[0].astype(float)
+    found, errors = describing._quantiles(counts, 0.0, 0.0, 1.0)
+    for q, value, error in zip(QUANTILES, found, errors, strict=True):
+        lower, upper = (np.quantile(numbers, q, method=way) for way in ("inverted_cdf", "higher"))
+        assert lower - 1e-6 <= value + error
+        assert value - error <= upper + 1e-6
+
+
+@pytest.mark.parametrize("first", [0.94, 0.5, 1 / 64])
+def test_errors_of_quantiles_cover_the_noise_wherever_the_numbers_lie(first: float) -> None:
+    """With most numbers in one cell, the rank of a high quantile has the noise of all others."""
+    counts = 200_000 * np.append(first, np.full(63, (1 - first) / 63))
+    below, rng = np.concatenate([[0.0], np.cumsum(counts)]), np.random.default_rng(0)
+    exact = np.interp(np.array(QUANTILES) * below[-1], below, np.linspace(0, 1, 65))
+    inside = np.zeros(len(QUANTILES))
+    for _ in range(1000):
+        noisy = counts + 60 * rng.normal(size=64)
+        found, errors = describing._quantiles(noisy, 60 * 1.96, 0.0, 1.0)
+        inside += np.abs(np.array(found) - exact) <= errors
+    assert (inside >= 0.94 * 1000).all(), inside

@@ -67,17 +67,23 @@ def noise(plan: Callable[[float], Event], budget: Budget, tolerance: float = 1e-
     def shown(log_noise: float) -> float:
         return max(_shown(steps, budget.epsilon, goal) for steps in ways(log_noise)) - goal
 
+    def least(contour: Contour | None, directions: int | None, guess: float, precision: float) -> float:
+        try:
+            return _least(functools.partial(excess, contour, directions), guess, budget, precision)
+        except InvalidValue:  # the error of one line for all noise may be above δ, as for a few rare draws
+            return _least(functools.partial(excess, None, directions), guess, budget, precision)
+
     # the first direction usually costs more: it is searched alone, and the other is checked at the end
     found, contour = guess, _contour(ways(guess)[0], budget.epsilon, goal)
     for _ in range(_LINES):
-        found = _least(functools.partial(excess, contour, 1), found, budget, max(tolerance, _COARSE))
+        found = least(contour, 1, found, max(tolerance, _COARSE))
         better = _contour(ways(found)[0], budget.epsilon, goal)
         if better == contour or excess(better, 1, found) > -_VISIBLE - _COARSE:
             break
         contour = better  # a line through the result, not through a guess, gives a tighter bound
-    found = _least(functools.partial(excess, contour, 1), found, budget, tolerance)
+    found = least(contour, 1, found, tolerance)
     if excess(contour, None, found) > 0:
-        found = _least(functools.partial(excess, contour, None), found, budget, tolerance)
+        found = least(contour, None, found, tolerance)
     if shown(found) <= -_VISIBLE:
         found = _least(shown, found, budget, tolerance)
     elif shown(found) > 0:

@@ -5,7 +5,6 @@ the clipping norm. `basic`, `advanced` and `amplified` fix the number of rounds 
 as many as fit.
 
 >>> from farthing.budget import Budget
-from farthing.errors import Unsupported
 >>> from farthing.queries.samplers import Poisson
 >>> round(basic(10, Budget(1.0, 1e-5), Poisson(0.1)), 3)
 36.305

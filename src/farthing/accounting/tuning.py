@@ -95,13 +95,15 @@ class RunCount:
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", validate.positive(mean=self.mean))
         if self.mean > 1000:
-            raise InvalidValue(f"mean must be at most 1000 runs, got {self.mean:g}")
+            raise InvalidValue(f"the mean number of runs must be at most 1000, got {self.mean:g}")
         if self.shape is not None:
             object.__setattr__(self, "shape", validate.finite(shape=self.shape))
             if not -0.5 <= self.shape <= 1000:
                 raise InvalidValue(f"shape must be from -0.5 to 1000, got {self.shape!r}")
             if not self.mean > 1.001:
-                raise InvalidValue(f"mean must be above 1.001 unless the count is Poisson, got {self.mean}")
+                raise InvalidValue(
+                    f"the mean number of runs must be above 1.001 unless it is Poisson, got {self.mean}"
+                )
             if self.gamma < 1e-4:
                 raise InvalidValue(f"{self} may give thousands of runs: lower the mean or raise the shape")
 

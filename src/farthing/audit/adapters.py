@@ -58,7 +58,7 @@ def opendp_claim(
     adjacency: Adjacency = Adjacency.ADD_REMOVE,
     delta: float | None = None,
 ) -> Budget:
-    """Return the claim of an OpenDP measurement at input distance ``apart``: its privacy map, as a budget.
+    """Return the claim of an OpenDP measurement at input distance ``distance``: its privacy map, as a budget.
 
     A map to ε is used directly; one to a privacy profile or to ρ needs ``delta``.
     """

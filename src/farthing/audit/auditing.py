@@ -118,7 +118,7 @@ class Verdict(Shown):
 
     @property
     def catches(self) -> float | None:
-        """Return the power of the attack: the smallest ε that it would have refuted the claim for.
+        """Return the power of the attack, the smallest ε that it would have refuted the claim for.
 
         Had the method really had it, the same attack with as many trials would have refuted the claim in nine
         of ten tries. Infinite where it could not have refuted it at all; None where it is not known. It is an
@@ -128,7 +128,7 @@ class Verdict(Shown):
 
     @property
     def share(self) -> float:
-        """Return the bound over what an attack could show at most: the exact ε, or else the claim."""
+        """Return the bound over what an attack could show at most, the exact ε or else the claim."""
         return self.eps_lower / (self.claim.epsilon if self.exact is None else self.exact)
 
     @property
@@ -147,14 +147,16 @@ class Verdict(Shown):
         )
 
     def fields(self) -> dict[str, Any]:
-        """Return plain JSON values; an infinite bound is null beside ``broken``."""
+        """Return plain JSON values; an infinite bound or power is null, an unknown power is left out."""
+        catches = self.catches
+        power = {} if catches is None else {"catches": catches if math.isfinite(catches) else None}
         return {
             "verdict": self.word,
             "broken": self.broken,
             "eps_lower": self.eps_lower if math.isfinite(self.eps_lower) else None,
             "eps_exact": self.exact,
             "claim": {name: _value(value) for name, value in asdict(self.claim).items()},
-            "catches": None if (catches := self.catches) is None or math.isinf(catches) else catches,
+            **power,
             "attack": self.attack,
             "trials": self.trials,
             "confidence": self.confidence,

@@ -155,10 +155,10 @@ def _tables() -> dict[str, Attacked]:
             lambda ledger: descent(ledger, Problem(huber_hinge, 8, 2)), outvoted_pair(), claim, runs=500
         ),
         "additive": TrainedTarget(
-            lambda ledger: _weights(additive(ledger, boosted, trees=4)), binned_pair(), claim, runs=300
+            lambda ledger: _weights(additive(ledger, boosted, trees=4)), binned_pair(), claim, runs=450
         ),
         "additive-regression": TrainedTarget(
-            lambda ledger: _weights(additive(ledger, numbers, trees=4)), binned_pair(), claim, runs=300
+            lambda ledger: _weights(additive(ledger, numbers, trees=4)), binned_pair(), claim, runs=450
         ),
         "dpagd": TrainedTarget(
             lambda ledger: dpagd(ledger, fit, splits=8), pulled_pair(0.0), claim, ZcdpFilter, runs=1000

@@ -104,7 +104,7 @@ def _lines(fields: dict[str, Any]) -> dict[str, Any]:
             error = f" ± {_short(column['error'])} each"
             counts = zip(column["values"], column["counts"], strict=True)
             lines[column["name"]] = [
-                ", ".join(f"{value} {max(0, round(n)):,}" for value, n in counts) + error
+                ", ".join(f"{value or 'empty'} {max(0, round(n)):,}" for value, n in counts) + error
             ]
             continue
         size = f"{round(column['count']):,} ± {_short(column['count_error'])} numbers"

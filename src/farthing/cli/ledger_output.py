@@ -26,14 +26,24 @@ if TYPE_CHECKING:
 _SQLITE = b"SQLite format 3\0"
 
 
+_CONTROL = {code: ascii(chr(code))[1:-1] for code in (*range(32), *range(127, 160), 0x2028, 0x2029)}
+
+
 def aligned(fields: dict[str, Any]) -> str:
-    """Return names and values in two columns; a list takes one line per item, an empty value none."""
-    width = max(map(len, fields)) + 2
+    """Return names and values in two columns; a list takes one line per item, an empty value none.
+
+    Line breaks and other control characters within them are escaped.
+
+    >>> aligned({"a\\nb": "x", "c": ["1", "2"]})
+    'a\\\\nb  x\\nc     1\\n      2'
+    """
+    shown = {name.translate(_CONTROL): value for name, value in fields.items()}
+    width = max(map(len, shown)) + 2
     lines = []
-    for name, value in fields.items():
+    for name, value in shown.items():
         for item in value if isinstance(value, list) else [value]:
             if item not in ("", None):
-                lines.append(f"{name:{width}}{item}")
+                lines.append(f"{name:{width}}{str(item).translate(_CONTROL)}")
                 name = ""
     return "\n".join(lines)
 

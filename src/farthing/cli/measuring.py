@@ -1,14 +1,14 @@
 """Measure a model: on another table without privacy, or on held-out records with noise.
 
-Held-out records cost nothing beyond the charge for the training. A public rule for each record alone (or each
-person's records) decides whether it is used for training or held out, so an added or removed record changes
-either the training or the figures on held-out records, never both (add-remove; parallel composition: McSherry
-2009, Thm. 4). The figures are μ-GDP, and `paid_mu` takes μ from the ledger that paid for the training, where
-they cost no more in each of the totals that the ledger's filter adds up. So for a held-out record, as for a
-training record, the sum of all costs is at most the charge, over any number of runs, and the filter's theorem
-holds for both. A plan, and basic composition, have no such total: there μ meets their (ε, δ). The ledger must
-be closed to other queries: a part that was charged as a whole, or a ledger in memory. Under replace-one a
-record may change sides, and the figures are refused.
+Held-out records cost nothing beyond the charge for the training. A public rule (`farthing.data.splitting`)
+decides whether a record, or a person's records, are used for training or held out, and an added or removed
+record changes either the training or the figures on held-out records, never both (add-remove; parallel
+composition: McSherry 2009, Thm. 4). The figures are μ-GDP, and `paid_mu` takes μ from the ledger that paid
+for the training, where they cost no more in each of the totals that the ledger's filter adds up. So for a
+held-out record, as for a training record, the sum of all costs is at most the charge, over any number of
+runs, and the filter's theorem holds for both. A plan, and basic composition, have no such total: there μ
+meets their (ε, δ). The ledger must be closed to other queries: a part that was charged as a whole, or a
+ledger in memory. Under replace-one a record may change sides, and the figures are refused.
 """
 
 import math

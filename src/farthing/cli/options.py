@@ -101,7 +101,8 @@ def near(path: str) -> str:
     """Return a hint at a file of the same folder with a similar name, or nothing."""
     folder = os.path.dirname(path) or "."
     with suppress(OSError):
-        return did_you_mean(os.path.basename(path), os.listdir(folder))
+        name = os.path.basename(path)
+        return did_you_mean(name, (other for other in os.listdir(folder) if other != name))
     return ""
 
 
@@ -113,6 +114,8 @@ def from_config(ctx: typer.Context, path: Path | None) -> Path | None:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidValue(f"--config {str(path)!r} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidValue(f"--config {str(path)!r} is not a TOML file: it is not UTF-8 text") from None
     except ValueError as error:
         raise InvalidValue(f"--config {str(path)!r} is not a TOML file: {error}") from None
     options = {_long(one): one for one in ctx.command.params if one.name not in ("config", "help")}
@@ -126,6 +129,8 @@ def from_config(ctx: typer.Context, path: Path | None) -> Path | None:
         each = found[name] if isinstance(found[name], list) else [found[name]]
         if _takes_texts(ctx.command, options[name].name) and not all(isinstance(one, str) for one in each):
             raise InvalidValue(f"--config {path}: {name!r} must be a text, got {found[name]!r}")
+        if getattr(options[name], "is_flag", False) and not isinstance(found[name], bool):
+            raise InvalidValue(f"--config {path}: {name!r} must be true or false, got {found[name]!r}")
     ctx.default_map = {str(options[name].name): value for name, value in found.items()}
     return path
 

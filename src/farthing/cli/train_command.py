@@ -274,9 +274,10 @@ def _too_little(epsilon: float, delta: float, records: int, features: int) -> It
     from farthing.accounting import gaussian
 
     if delta and gaussian.mu(epsilon, delta) * records < features**0.5:
+        table = f"{validate.counted(records, 'record')} with {validate.counted(features, 'feature')}"
         yield (
-            f"the noise is larger than {records:,} records with {features:,} features can add, so the model "
-            "is mostly noise: use a larger epsilon, more records or fewer columns"
+            f"the noise is larger than {table} can add, so the model is mostly noise: use a larger epsilon, "
+            "more records or fewer columns"
         )
 
 

@@ -24,6 +24,7 @@ _NUMBER = re.compile(
     re.ASCII,
 )
 _AS_TEXT = re.compile(r"'([^']+)|=\"([^\"]*)\"")  # a number that a spreadsheet is told to take for text
+_PLAIN = re.compile(r"[-+]?\d*\.?\d*", re.ASCII)
 _POINTED = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3})+(?:,\d*)?(?![\d.,])", re.ASCII)
 
 # Words for a number, a date or a label that is missing, in small letters.
@@ -113,8 +114,8 @@ def ways(text: str) -> list[str]:
     """Return the ways to write dates (formats of `datetime.strptime`, or `ISO`) that fit a text."""
     if day(text, ISO) is not None:
         return [ISO]
-    if not any(figure in text for figure in "0123456789"):
-        return []
+    if not any(figure in text for figure in "0123456789") or (_PLAIN.fullmatch(text) and len(text) != 8):
+        return []  # of plain numbers only YYYYMMDD may be a date, and hundreds of ways take long to try
     fits = [way for way, shape in _SHAPES.items() if shape.fullmatch(text)]
     return [way for way in fits if day(text, way) is not None]
 

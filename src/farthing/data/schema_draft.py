@@ -37,10 +37,12 @@ _PERSONAL = re.compile(
     r"(^|[_\W])(ssn|phone|telephone|mobile|fax|iban|passport|account|e-?mail)([_ ]?(no|nr|number|id))?$",
     re.IGNORECASE,
 )
-_UNIT = re.compile(r"[-+]?\d[\d.,]*\s?[^\W\d_]{1,5}|\d+:\d\d(?::\d\d)?")
+_UNIT = re.compile(r"[-+]?\d[\d.,]*\s?[^\s\d.,_]{1,5}|\d+:\d\d(?::\d\d)?")
 _WHOLE = re.compile(r"\d+(?:\.0)?")
 _CODE = re.compile(r"0\d+")  # a number that begins with 0 is a code
-_SENTINELS = {-9.0, -99.0, -999.0, -9999.0, -99999.0, 999.0, 9999.0, 99999.0, 999999.0}
+_SENTINELS = {-(10.0**n - 1) for n in range(1, 13)} | {10.0**n - 1 for n in range(3, 13)}  # nines
+_FILL = 1e30  # numbers from here on stand for missing ones, as grids and images have them
+_FINEST = -250  # the least power of ten between bounds, far above what floats lose
 _NO_DAYS = ("0001-01-01", "1899-12-30", "1900-01-01", "1970-01-01", "2099-12-31", "2999-12-31", "9999-12-31")
 _FOLDED = ("true", "false", "yes", "no")  # whose capitals do not count
 
@@ -71,6 +73,7 @@ class _Seen:
     grouped: bool = True  # whether all points may separate thousands
     pointed: bool = False  # whether there are any
     sentinel: float | None = None
+    filled: bool = False  # whether there are numbers of `_FILL` or more
     days: dict[str, _Days] = field(default_factory=dict)  # by each way to write dates that fits many cells
     tried: int = 0  # distinct cells that were tried by all ways
     dated: int = 0  # records with a date
@@ -109,7 +112,10 @@ class _Seen:
             self.pointed, self.grouped = True, self.grouped and _grouped(cell)
         if found in _SENTINELS and abs(found) >= abs(self.sentinel or 0.0):
             self.sentinel = found
-        self.low, self.high = min(self.low, found), max(self.high, found)
+        if abs(found) < _FILL:
+            self.low, self.high = min(self.low, found), max(self.high, found)
+        else:
+            self.filled = True
 
     def _add_days(self, distinct: Mapping[str, int]) -> None:
         for cell, n in distinct.items():
@@ -189,6 +195,11 @@ class _Seen:
         if self.sentinel in (self.low, self.high):
             said.append(
                 f"has {self.sentinel:.0f}, which often stands for a missing number: if so, empty those cells"
+            )
+        if self.filled:
+            said.append(
+                f"has numbers of {_FILL:g} or more in size, which often stand for missing ones, beyond "
+                "these bounds: empty those cells"
             )
         return column, "; ".join(said)
 
@@ -284,14 +295,21 @@ def draft(
 def rounded_outward(low: float, high: float) -> tuple[float, float]:
     """Return round numbers strictly beyond two; a smallest number of 0, which is no one's, stays.
 
+    Numbers that differ in their last digits only get bounds further out, of twelve digits like all others.
+
     >>> rounded_outward(17, 90), rounded_outward(0.0, 24.5), rounded_outward(-3.2, 1e6)
     ((10.0, 100.0), (0.0, 30.0), (-200000.0, 1200000.0))
+    >>> rounded_outward(1e15, 1e15 + 0.125)
+    (999999999980000.0, 1000000000020000.0)
     """
-    step = 10.0 ** math.floor(math.log10(high - low))
+    step = 10.0 ** max(math.floor(math.log10(high - low)), _FINEST)
     step = step if (high - low) / step > 2 else step / 5
-    below = 0.0 if low == 0 else step * (math.ceil(low / step) - 1)
-    above = 0.0 if high == 0 else step * (math.floor(high / step) + 1)
-    return float(f"{below:.12g}"), float(f"{above:.12g}")
+    while True:
+        below = 0.0 if low == 0 else float(f"{step * (math.ceil(low / step) - 1):.12g}")
+        above = 0.0 if high == 0 else float(f"{step * (math.floor(high / step) + 1):.12g}")
+        if (below < low or low == 0) and (above > high or high == 0):
+            return below, above
+        step *= 10
 
 
 def _rising(cells: list[str], before: float) -> bool:

@@ -1,15 +1,19 @@
 """Choose records by public rules: a number of rows per person, a held-out share, and partitions.
 
 A rule may depend on one person's own records only, so that adding or removing a person changes no other
-record's assignment: the first ``rows`` rows of each person are kept, and a record (or, if people have
-several, a person) is held out according to a hash of its cells. A rule by position would shift every later
-record when one is removed, and guarantees for models trained on the parts would not hold. Rows without an
-identifier are left out: if they counted as one person, one of them would decide which of the others are kept.
-Spaces around an identifier are ignored.
+person's assignment: the first ``rows`` rows of each person are kept, and a person is held out according to a
+hash. Rows without an identifier are left out: if they counted as one person, one of them would decide which
+of the others are kept. Spaces around an identifier are ignored. A rule by position would shift every later
+record when one is removed, and guarantees for models trained on the parts would not hold.
 
->>> split = Split(share=0.5)
->>> split.sides({"age": np.array(["17", "90", "35"])}, ["age"])[:2]
-(array([False,  True,  True]), array([ True, False, False]))
+Without people, a record is held out according to a hash of its cells and of its rank, the number of equal
+records before it. One record more or less changes ranks only among its equals, of which one rank more or less
+is taken: both sides are otherwise the same records. By its cells alone all equal records would be on one
+side, and in a table with few different ones a model would be measured on kinds of records it never saw.
+
+>>> split = Split("name", share=0.5)
+>>> split.sides({"name": np.array(["ann", "eve", ""])}, [])[:2]
+(array([ True, False, False]), array([False,  True, False]))
 
 `Partitions` holds records in parts that are summed where they are stored: in processes of a Dask cluster, or
 in turn in one process. A query's sum over all records is the sum over parts, so only sums are sent: each part
@@ -52,6 +56,7 @@ Mask = NDArray[np.bool_]
 
 _NOBODY = frozenset({"", "nan", "nat", "none", "null"})  # missing identifiers, in lower case
 _WORDS = 4  # 64-bit words of a digest that identifies a person
+_STEP = np.uint64(0x9E3779B97F4A7C15)  # odd: words of different ranks differ
 _PARTS = 128  # files that many records are divided into
 _AT_ONCE = 2**14  # rows read from a file at a time
 _MARKED = 2**24  # the most records whose marks are kept in memory
@@ -83,15 +88,15 @@ class Split:
     def sides(self, block: Mapping[str, Any], names: Sequence[str]) -> tuple[Mask, Mask, list[bytes]]:
         """Return the training mask, the held-out mask and the person of each record in a block.
 
-        People may still have more than ``rows`` records: `People` finds the first ones.
+        People may still have more than ``rows`` records: `People.first` finds the first ones. Without people
+        nothing is held out yet: each record's cells of ``names`` are its person, and `People.drawn` decides.
         """
         if self.user is None:
             keys = _joined(block, names)
-            known = np.ones(len(keys), np.bool_)
-        else:
-            people = [str(cell).strip() for cell in np.asarray(block[self.user]).tolist()]  # "a " is "a"
-            known = np.array([person.lower() not in _NOBODY for person in people], dtype=np.bool_)
-            keys = [person.encode("utf-8", "surrogatepass") for person in people]
+            return np.ones(len(keys), np.bool_), np.zeros(len(keys), np.bool_), keys
+        people = [str(cell).strip() for cell in np.asarray(block[self.user]).tolist()]  # "a " is "a"
+        known = np.array([person.lower() not in _NOBODY for person in people], dtype=np.bool_)
+        keys = [person.encode("utf-8", "surrogatepass") for person in people]
         held = np.array([self.share > 0 and _place(key) < self.share for key in keys], dtype=np.bool_)
         return known & ~held, known & held, keys
 
@@ -104,7 +109,7 @@ def _joined(block: Mapping[str, Any], names: Sequence[str]) -> list[bytes]:
 
 
 def _place(key: bytes) -> float:
-    """Return a number in [0, 1) that depends on the record only."""
+    """Return a number in [0, 1) that depends on the person only."""
     digest = blake2b(key, digest_size=8, person=b"farthing").digest()
     return int.from_bytes(digest, "big") / 2.0**64
 
@@ -157,18 +162,23 @@ class Spool:
         content = os.pread(self._file.fileno(), rows * size, start * size)
         return np.frombuffer(content, self._dtype).reshape(rows, self._width)
 
-    def keep(self, kept: NDArray[np.bool_]) -> None:
-        """Remove all rows except those that are kept, in the same file."""
+    def keep(self, kept: NDArray[np.bool_], others: "Spool | None" = None) -> None:
+        """Remove all rows except those that are kept, in the same file; ``others`` takes the removed ones."""
         if self._file is None:
-            self._blocks = [self.value()[kept]]
+            whole = self.value()
+            if others is not None:
+                others.add(whole[~kept])
+            self._blocks = [whole[kept]]
             self._bytes = self._blocks[0].nbytes
             return
         self._file.flush()
         total, end = len(self), 0
         for start in range(0, total, _AT_ONCE):
-            rows = self._part(start, min(_AT_ONCE, total - start))[kept[start : start + _AT_ONCE]]
+            rows, here = self._part(start, min(_AT_ONCE, total - start)), kept[start : start + _AT_ONCE]
+            if others is not None:
+                others.add(rows[~here])
             self._file.seek(end)
-            end += self._file.write(rows.tobytes())
+            end += self._file.write(rows[here].tobytes())
             self._file.flush()
         self._bytes = end
         self._file.truncate(end)
@@ -230,10 +240,19 @@ class People:
         self._entries.add(np.column_stack([words, places]))
 
     def first(self, rows: int) -> NDArray[np.bool_]:
-        """Return which records are among the first ``rows`` of their person; call it once."""
+        """Return which records are among the first ``rows`` of their person; call this or `drawn`, once."""
+        return self._marked(lambda _, rank: rank < rows)
+
+    def drawn(self, share: float) -> NDArray[np.bool_]:
+        """Return which records are drawn, a share of each person's by a hash of the person and the rank."""
+        return self._marked(lambda word, rank: _mixed(word + rank.astype(np.uint64) * _STEP) < share)
+
+    def _marked(self, chosen: Callable[[NDArray[np.uint64], NDArray[np.int64]], Mask]) -> Mask:
+        """Return for which records a rule holds of a word of their person's digest and of their rank."""
         found = marks(len(self._entries))
         for entries in self._parted():
-            found[_first(entries, rows)] = True
+            ranked = _by_digest(entries)
+            found[ranked[chosen(ranked[:, 1], _ranks(ranked[:, :_WORDS])), _WORDS]] = True
         return found
 
     def _parted(self) -> Iterator[NDArray[np.uint64]]:
@@ -255,16 +274,28 @@ class People:
                 yield np.frombuffer(file.read(), np.uint64).reshape(-1, _WORDS + 1)
 
 
-def _first(entries: NDArray[np.uint64], rows: int) -> NDArray[np.uint64]:
-    """Return the positions of the first ``rows`` entries of each digest."""
-    order = np.lexsort(entries[:, ::-1].T)  # by digest, then by position
-    digests = entries[order, :_WORDS]
-    place = np.arange(len(order))
-    new = np.ones(len(order), np.bool_)
-    new[1:] = (digests[1:] != digests[:-1]).any(axis=1)
-    rank = place - np.maximum.accumulate(np.where(new, place, 0))
-    found: NDArray[np.uint64] = entries[order[rank < rows], _WORDS]
+def _by_digest(entries: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return entries, which are in order of position, by digest and then by position."""
+    found = entries[np.argsort(entries[:, 0], kind="stable")]
+    alike = found[1:, 0] == found[:-1, 0]
+    if (alike & (found[1:, 1:_WORDS] != found[:-1, 1:_WORDS]).any(axis=1)).any():  # digests share a word
+        return entries[np.lexsort(entries[:, ::-1].T)]
     return found
+
+
+def _ranks(digests: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return how many rows before each of sorted ones are equal to it."""
+    place = np.arange(len(digests))
+    new = np.ones(len(digests), np.bool_)
+    new[1:] = (digests[1:] != digests[:-1]).any(axis=1)
+    return np.asarray(place - np.maximum.accumulate(np.where(new, place, 0)))
+
+
+def _mixed(words: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Return numbers in [0, 1) that look independent for different words (the finaliser of SplitMix64)."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray((words ^ (words >> np.uint64(31))) >> np.uint64(11), np.float64) / 2.0**53
 
 
 def marks(records: int) -> NDArray[np.bool_]:

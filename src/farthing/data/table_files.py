@@ -311,9 +311,13 @@ def training_rows(
             learnt.add(features, targets, None)
             continue
         *masks, keys = split.sides(written, names)
+        if split.user is None:
+            learnt.add(features, targets, keys)
+            continue
         for side, mask in zip((learnt, held), masks, strict=True):
-            whose = None if split.user is None else [keys[place] for place in np.flatnonzero(mask)]
-            side.add(features[mask], targets[mask], whose)
+            side.add(features[mask], targets[mask], [keys[place] for place in np.flatnonzero(mask)])
+    if split.user is None and split.share:
+        learnt.hold_out(split.share, held)
     kept = None if split.user is None else split.rows
     return TrainingRows(*learnt.value(kept), held.value(kept) if split.share else None)
 
@@ -332,6 +336,12 @@ class _Side:
         self._y.add(targets[:, None])
         if whose is not None:
             self._people.add(whose)
+
+    def hold_out(self, share: float, held: "_Side") -> None:
+        """Move a share of the records to another side."""
+        kept = ~self._people.drawn(share)
+        self._X.keep(kept, held._X)
+        self._y.keep(kept, held._y)
 
     def value(self, rows: int | None) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return features and targets, of each person the first ``rows``; None keeps all records."""

@@ -23,6 +23,7 @@ import datetime
 import ipaddress
 import itertools
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -274,12 +275,9 @@ def _alternative(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         pass
-    try:
-        if not host:
-            raise ValueError
-        return x509.DNSName(host)
-    except ValueError:
-        raise InvalidValue(f"a host must be an address or an ASCII name, got {host!r}") from None
+    if not re.fullmatch(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?", host):
+        raise InvalidValue(f"a host must be an address or a DNS name in ASCII, got {host!r}")
+    return x509.DNSName(host)
 
 
 def _pem(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:

@@ -28,9 +28,11 @@ def read(path: str | os.PathLike[str], subject: str) -> dict[str, Any]:
         with open(path, "rb") as file:
             found = tomllib.load(file)
     except OSError as error:
-        reason: object = error.strerror
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        reason = error
+        raise InvalidValue(f"{subject} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        reason = "it is not UTF-8 text"
+    except tomllib.TOMLDecodeError as error:
+        reason = str(error)
     else:
         if not _usable(found):
             raise InvalidValue(

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from farthing import validate
 from farthing.accounting import calibrate, gaussian, odometer, personal, tuning, zcdp
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, Totals, ZcdpFilter
 from farthing.accounting.menu import FILTERS_BY_NAME, MenuFilter
@@ -388,12 +389,13 @@ class Books:
         if any(state):
             raise PromiseBroken("this ledger has already answered; promise before the first answer")
         before = composed(plan)
+        beside = f" beside {validate.counted(len(plan), 'promise')}" if plan else ""
         if times is None:
             times = personal.steps(event, self.rule, before)
             if times == 0:
-                raise BudgetSpent(f"not even one answer of {event} fits {budget} with {len(plan)} promises")
+                raise BudgetSpent(f"not even one answer of {event} fits {budget}{beside}")
         elif not personal.affordable(composed([*plan, (event, times)]), self.rule):
-            raise BudgetSpent(f"{times} answers of {event} do not fit {budget} with {len(plan)} promises")
+            raise BudgetSpent(f"{times} answers of {event} do not fit {budget}{beside}")
         return {"event": encode(event), "times": times}, [*state, 0.0]
 
     def _state(self, last: Row) -> Totals:

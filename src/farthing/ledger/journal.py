@@ -357,6 +357,7 @@ class Journal:
             place = f"{Path(self.path).as_uri()}?mode={'rw' if first is None else 'rwc'}"
         with self._head or contextlib.nullcontext():
             restrict(self.path, create=first is not None)
+            self._files = identity(self.path)
             connection = sqlite3.connect(
                 place, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
@@ -370,9 +371,10 @@ class Journal:
             if self.path is not None and mode != "wal":
                 raise LedgerLocked(f"journal {self.path}: its disk has no write-ahead log. {FAILED}")
             connection.execute("PRAGMA synchronous = FULL")
+            for flush in ("fullfsync", "checkpoint_fullfsync"):  # on macOS: past the cache of the drive
+                connection.execute(f"PRAGMA {flush} = ON")
             if not tables and first is not None:
                 self._create(first)
-        self._files = identity(self.path)
         return connection
 
     def _create(self, first: Record) -> None:

@@ -12,7 +12,7 @@ import os
 import sqlite3
 import stat
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from farthing.errors import InvalidValue, LedgerLocked
@@ -23,7 +23,15 @@ DAMAGED = "The ledger is locked: nothing is charged or released. Keep both files
 log = logging.getLogger("farthing.ledger.ledger")
 
 _OWNER_ONLY = 0o600
-_sync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
+
+
+def to_disk(file: int) -> None:
+    """Wait until an open file is on its disk; on macOS, fsync would leave it in the cache of the drive."""
+    if hasattr(fcntl, "F_FULLFSYNC"):
+        with contextlib.suppress(OSError):  # some file systems do not have it
+            fcntl.fcntl(file, fcntl.F_FULLFSYNC)
+            return
+    getattr(os, "fdatasync", os.fsync)(file)
 
 
 def locked(path: str | None, error: Exception) -> LedgerLocked:
@@ -122,8 +130,17 @@ def restrict(path: str | None, *, create: bool) -> None:
 
 
 def identity(path: str | None) -> list[tuple[int, int]]:
-    """Return what tells the files of a journal from others of their names; nothing for one in memory."""
+    """Return what tells the files of a journal from others of their names; nothing for one in memory.
+
+    A file with a second name (a hard link) is refused: SQLite keeps a log for each name, so rows that are
+    written under one name would be missing under the other.
+    """
     found = [os.stat(path + suffix) for suffix in ("", ".head")] if path is not None else []
+    if any(file.st_nlink > 1 for file in found):
+        raise LedgerLocked(
+            f"journal {path}: it has another name, a hard link, under which its budget could be spent again. "
+            "Nothing is released. Delete the other name"
+        )
     return [(file.st_dev, file.st_ino) for file in found]
 
 
@@ -174,4 +191,4 @@ class Head:
                 os.pwrite(self.file, bytes(room), 2 * self.PAGE - room)
             if os.pwrite(self.file, data, 0 if first <= second else self.PAGE) != len(data):
                 raise OSError(f"row {seq} is charged, but only part of the head could be written")
-            _sync(self.file)
+            to_disk(self.file)

@@ -424,7 +424,7 @@ class Ledger(Drawn):
 
     @property
     def rest(self) -> Budget:
-        """The largest budget that a part may have: this one minus the charges.
+        """The largest budget that a part may have, which is this one minus the charges.
 
         The GDP filter keeps δ and reduces μ²; zCDP does the same with ρ; basic composition reduces ε and δ.
         A
@@ -465,7 +465,7 @@ class Ledger(Drawn):
 
     @property
     def journal(self) -> Journal:
-        """The journal: rows, verify, export."""
+        """The journal, whose rows can be read, verified and exported."""
         return self._books.journal
 
     def refund(self) -> None:

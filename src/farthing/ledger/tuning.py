@@ -32,6 +32,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from farthing import validate
 from farthing.accounting import gaussian, pld, tuning
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter
 from farthing.accounting.tuning import SHAPES, RunCount
@@ -149,6 +150,8 @@ def best_of(
     >>> tuned.candidate in (0.1, 0.2), tuned.score == -tuned.candidate
     (True, True)
     """
+    if not callable(run):
+        raise InvalidValue(f"run must be a function of a candidate and a ledger, got {type(run).__name__}")
     count = run_count(runs, distribution)
     part = part_of(ledger, epsilon, delta)
     return released(run, candidates, ledger, tuning_event(part, count, plan))
@@ -180,6 +183,7 @@ def released(run: Run, candidates: Candidates, ledger: Ledger, event: TuningEven
 
 def run_count(runs: float, distribution: str | float) -> RunCount:
     """Return the distribution of the number of runs from its name or shape."""
+    validate.positive(runs=runs)
     if isinstance(distribution, str) and distribution not in SHAPES:
         raise InvalidValue(f"distribution must be one of {sorted(SHAPES)} or a number, got {distribution!r}")
     return RunCount(runs, SHAPES[distribution] if isinstance(distribution, str) else distribution)

@@ -331,12 +331,13 @@ def address() -> int:
     return _address or _keep()
 
 
-_address = 0
+_address, _kept = 0, np.zeros(0)
 
 
 def _keep() -> int:
-    global _address
-    _address = table().ctypes.data
+    global _address, _kept
+    _kept = table()  # kernels read it where it is, also after somebody has cleared every cache
+    _address = _kept.ctypes.data
     return _address
 
 

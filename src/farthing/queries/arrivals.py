@@ -73,7 +73,7 @@ class Arrivals:
 
     @property
     def separation(self) -> int:
-        """The least number of turns between two participations of a record: there is only one."""
+        """The least number of turns between two participations of a record, of which there is only one."""
         return sys.maxsize
 
     def begin(self) -> "Arrivals":

@@ -314,7 +314,7 @@ class ClipValue:
 
     @property
     def blank(self) -> float:
-        """The value of a record that fails or is not finite: zero, clamped to the interval."""
+        """The value of a record that fails or is not finite, which is zero, clamped to the interval."""
         return min(max(0.0, self.low), self.high)
 
     @property

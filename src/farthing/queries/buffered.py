@@ -209,7 +209,7 @@ class BufferedGaussian(Gaussian):
 
     @property
     def column_norm(self) -> float:
-        """N of the theorem: the root mean square shift per participation, for a bound of 1, at most."""
+        """An upper bound of N of the theorem, the root mean square shift a participation for a bound of 1."""
         return column_norm(self.weights, self.decays, self.steps, self.groups)
 
     def suits(self, sampler: Sampler) -> None:

@@ -469,6 +469,8 @@ def run(steps: Iterable[Step], stop: Callable[[Step], bool] | None = None) -> Ru
     ------
     BudgetSpent
         If the algorithm yields no step.
+    InvalidValue
+        If it yields anything but a `Step`.
 
     Examples
     --------
@@ -477,6 +479,8 @@ def run(steps: Iterable[Step], stop: Callable[[Step], bool] | None = None) -> Ru
     """
     last, receipts, reason = None, list[Receipt](), "the algorithm ended or its budget is spent"
     for step in steps:
+        if not isinstance(step, Step):
+            raise InvalidValue(f"an algorithm must yield ft.Step(t, w), got {type(step).__name__}")
         last = step
         receipts += step.receipts
         if stop is not None and stop(step):

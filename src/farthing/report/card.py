@@ -15,10 +15,11 @@ from typing import Any
 
 from farthing.budget import FORMAT
 from farthing.errors import InvalidValue, Unsupported
-from farthing.report.reading import guarantee, other_format
+from farthing.report.reading import count, guarantee, other_format
 from farthing.report.statement import strength, upwards
 from farthing.report.subject import Declared
 from farthing.report.words import number, percent, plain
+from farthing.validate import read_json
 
 TO_FILL = "*To be filled in.*"
 _TEXT = str.maketrans({letter: f"\\{letter}" for letter in "\\`*_{}[]<>|#"})
@@ -28,7 +29,7 @@ def read(folder: Path) -> dict[str, Any]:
     """Read the ``privacy.json`` of a training: the file, or the folder that holds it."""
     path = folder / "privacy.json" if folder.is_dir() else folder
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        told = read_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidValue(
             f"{str(path)!r} cannot be read: {error.strerror}; FOLDER must be one that train wrote"
@@ -71,9 +72,9 @@ def _card(told: Mapping[str, Any]) -> str:
         "Holds against": str(said.observer),
         "Accounting": f"{said.accountant}: {_text(said.theorem)}",
         "Assumptions": _text(said.note) or "none beside what is declared public",
-        "Records": f"{int(told['records']):,}"
-        + ("" if people is None else f", at most {int(people):,} of a person{by}"),
-        "Method": f"{_text(told['method'])}{f' ({choice})' * bool(choice)}, {int(told['steps']):,} steps",
+        "Records": f"{count(told['records']):,}"
+        + ("" if people is None else f", at most {count(people):,} of a person{by}"),
+        "Method": f"{_text(told['method'])}{f' ({choice})' * bool(choice)}, {count(told['steps']):,} steps",
         "Ledger": f"`{plain(told.get('ledger') or 'in memory')}`",
         "Date": plain(told["date"], 40),
         "Software": plain(told["software"], 40),
@@ -85,7 +86,7 @@ def _card(told: Mapping[str, Any]) -> str:
             f"# {_text(declared.target['name'])}",
             "",
             f"A {kind} model, trained under differential privacy. "
-            + (strength(said, int(told["records"]))[1] if finite else ""),
+            + (strength(said, count(told["records"]))[1] if finite else ""),
             "",
             "## Model details",
             "",

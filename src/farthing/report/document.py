@@ -198,8 +198,10 @@ def _banner(subject: Subject) -> str:
     size = f"({upwards(said.epsilon)}, {number(said.delta)})-differential privacy"
     whom = f"{said.adjacency}, per {said.unit}, against {said.observer}"
     tone, reason = strength(said, subject.records)
+    unchecked = subject.declared is not None and not subject.declared.checked_by
+    tone = Tone.CARE if unchecked and tone is Tone.CALM else tone
     boxes = _box(tone, size, f"{reason} It holds under {whom}: read below what each word means.")
-    if subject.declared is not None and not subject.declared.checked_by:
+    if unchecked:
         boxes += _box(Tone.CARE, "Unchecked schema", _UNCHECKED)
     if not subject.durable:
         boxes += _box(Tone.CARE, "Ledger in memory", _UNKEPT)

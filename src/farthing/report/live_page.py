@@ -78,8 +78,8 @@ def body(view: View) -> str:
     rows = "".join(map(_row, view.parties))
     return (
         f"<p class=phase>{html.escape(' · '.join(filter(None, (view.phase, there))))}</p>"
-        f"<dl class=cards>{cards}</dl>{_chart(view.accuracy, _PUBLIC)}"
-        f"{_chart([(t, accuracy) for t, accuracy, _ in view.evaluated], _CHARGED)}"
+        f"<dl class=cards>{cards}</dl><div class=charts>{_chart(view.accuracy, _PUBLIC)}"
+        f"{_chart([(t, accuracy) for t, accuracy, _ in view.evaluated], _CHARGED)}</div>"
         "<table><thead><tr><th>Party</th><th>State</th><th class=n>Records</th><th>Budget</th>"
         f"<th>Rounds left</th></tr></thead><tbody>{rows}</tbody></table>"
     )
@@ -148,7 +148,8 @@ h1{font-size:1.3rem;margin:0;overflow-wrap:anywhere}h1 small{color:var(--soft);f
 .card{background:var(--card);border:1px solid var(--line);border-radius:.6rem;padding:.6rem .8rem}
 dt{color:var(--soft);font-size:.8rem}dd{margin:0;font-size:1.15rem;font-variant-numeric:tabular-nums}
 figure{margin:0 0 1.2rem;background:var(--card);border:1px solid var(--line);border-radius:.6rem;
-padding:.8rem;max-width:36rem}
+padding:.8rem;max-width:36rem;break-inside:avoid}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr));gap:0 1.2rem}
 figcaption{color:var(--soft);font-size:.85rem;margin-bottom:.4rem}
 figure>svg{width:100%;height:auto;display:block}
 table{width:100%;border-collapse:collapse;background:var(--card);border:1px solid var(--line)}
@@ -164,6 +165,7 @@ footer{color:var(--soft);font-size:.8rem;margin-top:1rem}
 tr{border-bottom:1px solid var(--line);padding:.4rem 0}td,tbody th{border:0;padding:.15rem .8rem}
 .n{text-align:left}svg text{font-size:14px}
 td[data-label]:not(:empty):before{content:attr(data-label) ': ';color:var(--soft)}}
+@media print{body{background:none;max-width:none;padding:0}tr{break-inside:avoid}}
 """
 )
 

@@ -77,9 +77,9 @@ def told(said: dict[str, Any]) -> Told:
     settings = said.get("settings", {}).items()
     return Told(
         ", ".join((method, *(f"{name}={value}" for name, value in settings))),
-        _count(said["steps"]),
-        _count(said["records"]),
-        _count(said["features"]) if "features" in said else None,
+        count(said["steps"]),
+        count(said["records"]),
+        count(said["features"]) if "features" in said else None,
         said.get("partial", False) is True,
         tuple(scored(said, method)[1]),
         tuple(_released(said)),
@@ -130,9 +130,9 @@ def federated_run(said: dict[str, Any]) -> tuple[FederatedRun, list[Score]]:
     groups = tuple(
         ClientGroup(
             epsilon=_positive(group["epsilon"]),
-            clients=_count(group["clients"]),
-            rounds=_count(group["rounds"]),
-            done=_count(group["done"]),
+            clients=count(group["clients"]),
+            rounds=count(group["rounds"]),
+            done=count(group["done"]),
         )
         for group in said["groups"]
     )
@@ -143,7 +143,7 @@ def federated_run(said: dict[str, Any]) -> tuple[FederatedRun, list[Score]]:
             method=method,
             guarantee=guarantee(said["guarantee"]),
             trust=str(said["trust"]),
-            rounds=_count(said["rounds"]),
+            rounds=count(said["rounds"]),
             groups=groups,
             value=value,
         ),
@@ -188,11 +188,11 @@ def verdicts(said: dict[str, Any]) -> "list[tuple[str, Verdict]]":
             Verdict(
                 math.inf if one["eps_lower"] is None else float(one["eps_lower"]),
                 Budget(**one["claim"]),
-                _count(one["trials"]),
+                count(one["trials"]),
                 float(one["confidence"]),
                 str(one["attack"]),
                 str(one["assumption"]),
-                caught=None if one.get("catches") is None else _positive(one["catches"]),
+                caught=_power(one),
                 exact=None if one.get("eps_exact") is None else _positive(one["eps_exact"]),
             ),
         )
@@ -200,14 +200,22 @@ def verdicts(said: dict[str, Any]) -> "list[tuple[str, Verdict]]":
     ]
 
 
+def _power(said: dict[str, Any]) -> float | None:
+    """Return the power of an attack: None if it is not known, infinite if it could not have refuted."""
+    if "catches" not in said:
+        return None
+    return math.inf if said["catches"] is None else _positive(said["catches"])
+
+
 def _positive(value: Any) -> float:
-    if not 0 < float(value) < math.inf:
+    if not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ValueError(f"{value!r} is not an epsilon")
     return float(value)
 
 
-def _count(value: Any) -> int:
-    if int(value) != value or not 0 <= value < 2**63:
+def count(value: Any) -> int:
+    """Return a whole number from a JSON object; raise ValueError for anything else."""
+    if not isinstance(value, int | float) or not 0 <= value < 2**63 or int(value) != value:
         raise ValueError(f"{value!r} is not a count")
     return int(value)
 
@@ -226,8 +234,8 @@ def spent(subject: Subject) -> Points:
         return []
     price = _tight(subject) if _promised(subject) else _filtered(subject)
     points = [(0.0, 0.0)]
-    count = total if total <= _FEW else _POINTS
-    cuts = [math.ceil(total * step / count) for step in range(1, count + 1)]
+    parts = total if total <= _FEW else _POINTS
+    cuts = [math.ceil(total * step / parts) for step in range(1, parts + 1)]
     for answers, counted in zip(cuts, _counted(subject.charges, cuts), strict=True):
         epsilon = min(price(counted), subject.guarantee.epsilon)
         points.append((float(answers), max(points[-1][1], epsilon)))

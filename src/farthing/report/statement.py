@@ -255,14 +255,13 @@ def _size(subject: Subject) -> Item:
         meaning.append(
             "The run was interrupted. The guarantee covers its releases, and the rest of the budget."
         )
-    delta = f", δ = {number(said.delta)}" if said.delta else ", δ = 0"
-    return Item(name, f"ε = {epsilon}{delta}", tuple(meaning), strength(said, subject.records)[0])
+    size = f"ε = {epsilon}, δ = {number(said.delta)}"
+    return Item(name, size, tuple(meaning), strength(said, subject.records)[0])
 
 
 def _personal(subject: Subject) -> Iterator[str]:
     """Return each client's guarantee, where budgets are personal."""
-    rule = subject.rule
-    if isinstance(rule, PersonalFilter):
+    if isinstance(rule := subject.rule, PersonalFilter):
         plan = ComposedEvent(tuple(RepeatedEvent(event, times) for event, times in subject.plan))
         found = personal.epsilons(plan, rule) if subject.plan else rule.epsilons
         each = zip(rule.epsilons, found, strict=True)
@@ -430,11 +429,10 @@ def _public(subject: Subject) -> Iterator[str]:
 
 
 def _tuning(subject: Subject) -> Item:
-    name = "Tuning"
     if subject.tuning:
-        return Item(name, plain(subject.tuning), ())
+        return Item("Tuning", plain(subject.tuning), ())
     return Item(
-        name,
+        "Tuning",
         "Not known to this report",
         (
             "Settings that were chosen by trials on the same records cost privacy too. Only trials that were "
@@ -484,8 +482,10 @@ def _audit(subject: Subject) -> Item:
 def _power(own: Sequence[tuple[str, "Verdict"]]) -> str:
     """Return what violation the strongest of some attacks would have caught."""
     found = [catches for _, verdict in own if (catches := verdict.catches) is not None]
-    if not found or not math.isfinite(min(found)):
+    if not found:
         return "The power of these attacks is not known: they may have been too weak to refute anything."
+    if not math.isfinite(min(found)):
+        return "These attacks were too weak: none of them could have refuted the claim, however large ε is."
     return (
         f"The power of these attacks: had ε really been {upwards(min(found))} or more, one of them would "
         "have refuted the claim in nine of ten tries."

@@ -110,7 +110,7 @@ class Declared:
         """Read the object ``public`` of a ``privacy.json``, and of the whole the model's file and hash."""
         schema, told = public["schema"], told or {}
         rows = told.get("rows_per_person")
-        return cls(
+        found = cls(
             source=str(schema["source"]),
             sha256=str(schema["sha256"]),
             checked_by=str(schema["checked_by"] or ""),
@@ -122,6 +122,8 @@ class Declared:
             model=str(told.get("model", "")),
             model_sha256=str(told.get("sha256", {}).get("model", "")),
         )
+        found.rows()  # which raises an error where a declaration cannot be read
+        return found
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Return name, role and declaration of every column."""

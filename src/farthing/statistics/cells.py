@@ -334,7 +334,8 @@ def _counted(
 ) -> Statistic:
     counts = Cells(1, cells or len(names) or 1)
     total, deviation = spend.ask(Rows(codes), counts, counts.norms)
-    error = np.full(counts.cells, deviation * spend.quantile)
+    # a count is off by k or less where its noise, before it is rounded, is below k + 1/2
+    error = np.full(counts.cells, max(0.0, math.ceil(deviation * spend.quantile - 0.5)))
     return _estimate(np.rint(total[0]), error, spend, names, several)
 
 

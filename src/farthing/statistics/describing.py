@@ -172,13 +172,20 @@ def _summaries(
 def _quantiles(
     counts: Array, spread: float, low: float, high: float
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return quantiles of noisy counts, and their error from the noise on ranks."""
-    edges = np.linspace(low, high, len(counts) + 1)
+    """Return quantiles of noisy counts, and their errors.
+
+    A rank q n is off by the noise of the k cells below it, times 1 - q, and by that of the others, times q.
+    Where it may lie, the quantile may be anywhere in a cell.
+    """
+    cells, wanted = len(counts), np.array(QUANTILES)
+    edges = np.linspace(low, high, cells + 1)
     below = isotonic_regression(np.concatenate([[0.0], np.cumsum(counts)])).x
-    below = np.maximum(below, 0.0) + np.linspace(0, 1e-9, len(below))
-    ranks = np.array(QUANTILES) * below[-1]
-    off = spread * math.sqrt(len(counts) / 2)  # approximately the noise of half of all counts
-    middle, down, up = (np.interp(ranks + shift, below, edges) for shift in (0.0, -off, off))
-    cell = (high - low) / len(counts)
-    errors = np.maximum(up - middle, middle - down) + cell / 2
-    return tuple(middle.tolist()), tuple(errors.tolist())
+    below = np.maximum(below, 0.0) + np.linspace(0, 1e-9, cells + 1)
+    ranks = wanted * below[-1]
+    middle = np.interp(ranks, below, edges)
+    under = np.searchsorted(edges, middle)
+    off = spread * np.sqrt(under * (1 - wanted) ** 2 + (cells - under) * wanted**2)
+    down, up = (np.interp(ranks + shift, below, edges) for shift in (-off, off))
+    down = edges[np.searchsorted(edges, down, side="right") - 1]
+    up = edges[np.searchsorted(edges, up)]
+    return tuple(middle.tolist()), tuple(np.maximum(up - middle, middle - down).tolist())

@@ -5,10 +5,13 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from dataclasses import dataclass
@@ -53,6 +56,12 @@ class Books:
     @property
     def log(self):
         return Path(f"{self.ledger}.answers")
+
+
+def _rows(ledger):
+    """The number of charges that a reader finds in a journal."""
+    with contextlib.closing(sqlite3.connect(ledger)) as connection:
+        return connection.execute("SELECT COUNT(*) FROM chain").fetchone()[0]
 
 
 class Town:
@@ -111,12 +120,21 @@ class Town:
             os.kill(guard.pid, signal.SIGSTOP)
             while Path(f"/proc/{guard.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
                 time.sleep(0.01)
-            answers, charges = houses.check(Books(self.folder / name / f"{name}.ledger"))
-            if answers == charges:
+            ledger = self.folder / name / f"{name}.ledger"
+            answers, charges = houses.check(Books(ledger))
+            if answers == charges and _rows(ledger) == self.rows_after_kill(ledger):
                 return guard.end(signal.SIGKILL)
             os.kill(guard.pid, signal.SIGCONT)
             time.sleep(0.05)
         raise AssertionError(f"{name} never ends an answer")
+
+    def rows_after_kill(self, ledger):
+        """The rows that a restart would find: also those whose commit others do not see before its fsync."""
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            for suffix in ("", "-wal"):
+                if Path(f"{ledger}{suffix}").exists():
+                    shutil.copy(f"{ledger}{suffix}", Path(folder) / f"copy{suffix}")
+            return _rows(Path(folder) / "copy")
 
     def child(self, name, of):
         """The number of a process that another one started."""

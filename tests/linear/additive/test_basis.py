@@ -130,10 +130,11 @@ def test_a_shape_has_a_line_where_the_linear_coordinate_is_too_short():
     centred = VALUES - mass @ VALUES
     deviation = np.sqrt(mass @ np.square(centred))
     for scale, expected in ((1 / deviation, 0.0), (0.6 / deviation, 0.64)):
-        matrix, _ = basis.shape(mass, scale)
-        along = (mass * centred / deviation) @ matrix  # the covariance of each coordinate with the line
-        assert np.square(along).sum() == pytest.approx(expected, abs=1e-6)
-        assert np.abs(matrix).max() < 1e3
+        for strength in (1.0, 0.1):  # of the prior of the shape, which the line does not depend on
+            matrix, _ = basis.shape(mass, scale, strength)
+            along = (mass * centred / deviation) @ matrix  # the covariance of each coordinate with the line
+            assert strength * np.square(along).sum() == pytest.approx(expected, abs=1e-6)
+            assert np.abs(matrix).max() < 1e3
 
 
 X = np.random.default_rng(0).uniform(-0.2, 1.2, size=(500, 3))

@@ -9,7 +9,7 @@ import farthing as ft
 from farthing.accounting.filters import RdpFilter, ZcdpFilter
 from farthing.data.tables import Features, Table
 from farthing.errors import InvalidValue
-from farthing.linear.additive.basis import Binned, ObliviousTree, codes_of
+from farthing.linear.additive.basis import CELLS, Binned, Cell, ObliviousTree, codes_of
 from farthing.linear.additive.coordinates import CoordinateBlock, Coordinates
 from farthing.linear.additive.method import _lines, additive
 from farthing.linear.budget_schedule import BudgetSchedule
@@ -118,12 +118,25 @@ def test_parts_add_up_to_the_weights_and_deviations_are_those_of_margins():
     np.testing.assert_allclose(parts.sum(axis=1), [*w[:3], 0.0])
     told = (mixed - features.centre) * features.scale @ w[:3]
     assert deviations[0] == pytest.approx(told.std(), rel=1e-6)
+    descending.grow(CoordinateBlock((Cell(1, rng.normal(size=(CELLS, 2))),), np.array([0.5, 0.2])))
     descending.grow(CoordinateBlock((tree,), np.ones(3), np.linalg.qr(rng.normal(size=(3, 3)))[0]))
-    w = rng.normal(size=7)
+    w = rng.normal(size=9)
     parts, deviations = descending.parts(w)
-    np.testing.assert_allclose(parts[:, 0], [*w[:3], 0.0, 0.0, 0.0, 0.0])
-    np.testing.assert_allclose(parts[:, 1], [0.0, 0.0, 0.0, 0.0, *w[4:]])
-    assert deviations[1] == pytest.approx(np.linalg.norm(w[4:]))
+    np.testing.assert_allclose(parts[:, 0], [*w[:3], *np.zeros(6)])
+    np.testing.assert_allclose(parts[:, 1], [*np.zeros(4), *w[4:6], *np.zeros(3)])
+    np.testing.assert_allclose(parts[:, 2], [*np.zeros(6), *w[6:]])
+    assert deviations[1] == pytest.approx(np.sqrt(0.5 * w[4] ** 2 + 0.2 * w[5] ** 2))
+    assert deviations[2] == pytest.approx(np.linalg.norm(w[6:]))
+
+
+def test_shapes_of_many_features_do_not_drown_what_lines_tell():
+    """Every shape adds to the noise on all lines: at the strength that is right for ten, R² is 0.01 here."""
+    rng = np.random.default_rng(5)
+    rows = rng.uniform(size=(6000, 200))
+    told = (rows - 0.5) @ rng.normal(size=200)
+    y = np.clip((told + told.std() * rng.normal(size=6000)) / 40 + 0.5, 0, 1)
+    model = ft.AdditiveRegressor(0.3, 1e-5, bounds=(0, 1), target_bounds=(0, 1), random_state=1)
+    assert model.fit(rows, y).score(rows, y) > 0.1
 
 
 def test_a_large_budget_comes_near_the_truth():

@@ -37,6 +37,8 @@ def test_several_models_are_one_module():
         ((X, torch.full((2000, 1), 2)), "target int64 (1,)"),
         ((X, torch.full((1999,), 2)), "got lengths [1999, 2000]"),
         ((X, X, Y), "float32 (5,) and float32 (5,)"),
+        ((X,), "torch.zeros(len(inputs))"),
+        ((X, (Y, Y)), "(inputs, (one target, another))"),
     ],
 )
 def test_a_record_of_a_wrong_shape_or_kind_is_told_by_its_shape(data, told):
@@ -45,6 +47,21 @@ def test_a_record_of_a_wrong_shape_or_kind_is_told_by_its_shape(data, told):
 
 def test_a_loss_that_is_a_mean_is_told_what_to_return():
     assert 'reduction="none"' in refusal(nn.Linear(5, 3), (X, Y), nn.CrossEntropyLoss())
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss, "cross entropy"])
+def test_a_loss_that_is_no_function_is_told_what_to_be(loss):
+    assert "give a function of outputs and targets" in refusal(nn.Linear(5, 3), (X, Y), loss)
+
+
+def test_a_loss_of_tokens_is_told_how_to_be_one_of_records():
+    tokens, words = torch.randint(9, (2000, 5)), nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
+    assert "outputs.transpose(1, 2)" in refusal(words, (tokens, tokens))
+
+
+@pytest.mark.parametrize("autocast", ["bfloat16", True, torch.float32])
+def test_a_precision_is_a_dtype_that_autocast_takes(autocast):
+    assert "torch.bfloat16, torch.float16 or None" in refusal(nn.Linear(5, 3), (X, Y), autocast=autocast)
 
 
 def test_lazy_layers_get_their_weights_from_the_shape_of_a_record():

@@ -17,8 +17,10 @@ from farthing.queries.bounds import ClipCoordinates, ClipNorm, ClipValue
 from farthing.queries.mechanisms import Gaussian
 from farthing.queries.query import Query
 from farthing.queries.samplers import Poisson
+from farthing.torch.gradients import bookkeeping
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers, plain_sum
+from farthing.torch.gradients.isolation import Isolation
 from farthing.torch.gradients.layout import Layout
 from farthing.torch.gradients.tape import Passes
 from farthing.torch.kernels import totals
@@ -472,3 +474,16 @@ def test_what_cannot_be_followed_in_mixed_precision_is_refused_in_a_sentence(mon
     gradient = Gradient(nn.Linear(5, 3), nn.CrossEntropyLoss(reduction="none"), autocast=torch.bfloat16)
     with pytest.raises(Unsupported, match=r"with autocast=torch\.bfloat16 \(RuntimeError: no such kernel\)"):
         gradient.check(torch.randn(1, 5), torch.zeros(1, dtype=torch.int64))
+
+
+def test_whatever_ends_the_search_for_a_plan_is_refused_or_goes_another_way(monkeypatch):
+    def odd(*_):
+        raise RuntimeError("an operation of torch fails")
+
+    monkeypatch.setattr(bookkeeping, "most_positions", odd)
+    example = torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(Unsupported, match="cannot follow"):
+        Gradient(nn.Linear(3, 2), losses).check(*example)
+    gradient = Gradient(nn.Linear(3, 2), losses, route="auto")
+    gradient.check(*example)
+    assert gradient.isolation is Isolation.VMAP

@@ -1,12 +1,16 @@
 """What modules make of parameters of their own is followed, whatever the size of a batch."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from farthing.ledger.answers import without_failing
+from farthing.queries.bounds import ClipNorm
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.layers import anything
+from farthing.torch.training.records import Examples
 
 LENGTH, WIDTH = 7, 5
 
@@ -38,7 +42,34 @@ def _bias(m, x):
     return scores.softmax(-1) @ x
 
 
+def _attention(m, x):
+    return F.scaled_dot_product_attention(x, x, x, attn_mask=m.table)
+
+
+def _windows(m, x):
+    """Attention within windows, of which each has a mask, and all the same bias."""
+    rows, apart = len(x), (m.at[:, None] - m.at[None]).abs()
+    x = torch.stack([x, x.flip(1)], 1).flatten(0, 1)
+    mask = torch.stack([apart > 5, apart > 3]).float()[None].expand(rows, 2, *apart.shape).flatten(0, 1)
+    bias = m.table[apart].permute(2, 0, 1)[:1] - 9 * mask
+    return F.scaled_dot_product_attention(x, x, x, attn_mask=bias).unflatten(0, (rows, 2)).sum(1)
+
+
+def _tiles(m, x):
+    heads = torch.stack([x, x.flip(1)], 1).flatten(0, 1)
+    scores = heads @ m.table.unflatten(1, (2, -1)).transpose(0, 1).repeat(len(x), 1, 1).mT
+    return scores.unflatten(0, (len(x), 2)).sum(1).softmax(-1) @ x
+
+
 HOWS = {
+    "a mask that is learnt": (_attention, (LENGTH, LENGTH)),
+    "masks of windows": (_windows, (LENGTH, 2)),
+    "once for each head": (_tiles, (LENGTH, 2 * WIDTH)),
+    "tokens": (lambda m, x: (x.flatten(0, 1) * m.table).view(x.shape), (WIDTH,)),
+    "tokens, in lanes": (
+        lambda m, x: F.layer_norm(x.flatten(0, 1), (WIDTH,), m.table).view(x.shape),
+        (WIDTH,),
+    ),
     "a token": (_row, (WIDTH,)),
     "a token again": (lambda m, x: torch.cat([m.table.unsqueeze(0).repeat(len(x), 1, 1), x], 1), (2, WIDTH)),
     "fixed places": (lambda m, x: x + m.table[m.at], (LENGTH, WIDTH)),
@@ -71,6 +102,45 @@ def test_no_size_of_a_batch_is_mistaken_for_another(name, examples, one_by_one):
     x, y = torch.randn(examples, LENGTH, WIDTH), torch.zeros(examples)
     found, expected = gradient.rows(x, y), one_by_one(model, losses, x, y)
     assert (found - expected).norm() <= 1e-5 * expected.norm()
+
+
+class Hurries(nn.Module):
+    """A model that leaves a mask out where it is of ones, as many do: it computes the same without it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3)
+        self.bias, self.scale = (nn.Parameter(torch.randn(n, LENGTH)) for n in (LENGTH, WIDTH))
+
+    def forward(self, x, mask):
+        bias = self.bias * torch.linspace(0.5, 1.0, LENGTH)[:, None]
+        if not (mask == 1).all():
+            bias = bias - 9 * (mask != 1).float()[:, None, :LENGTH]
+        x = torch.tanh(self.first(x))
+        x = F.scaled_dot_product_attention(x.flip(1), x, -x, attn_mask=bias)
+        return self.last((x * (self.scale * torch.linspace(0.5, 1.0, WIDTH)[:, None]).t()).mean(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bool])
+def test_a_record_with_a_mask_does_not_decide_what_the_others_are(dtype):
+    torch.manual_seed(0)
+    model, n, clip = Hurries(), 9, ClipNorm(1e-3)
+    x, mask, y = torch.randn(n, LENGTH, WIDTH), torch.ones(n, 40), torch.zeros(n)
+    mask[0, 5:] = 0
+    gradient, examples = Gradient(model, losses), Examples((x, mask.to(dtype), y))
+    gradient.check(*examples.made_up_batch())
+    settled = dict(gradient._passes.plan.settled)
+    zero = gradient.zero(examples, None, clip)
+
+    def total(places):
+        return without_failing(
+            lambda part: gradient.bounded_sum(examples.take(part), None, clip), np.array(places), zero
+        )
+
+    every, others = total(range(n)), total(range(1, n))
+    assert others.norm() > 3e-3
+    assert (every - others).norm() <= 1.001e-3
+    assert gradient._passes.plan.settled == settled  # by made-up examples alone
 
 
 class Read(nn.Module):

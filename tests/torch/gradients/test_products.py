@@ -32,8 +32,9 @@ class Holder(nn.Module):
         )
 
     def forward(self, x):
-        x = torch.tanh(self.how(self, x, *(getattr(self, name) for name in self.weights)))
-        return x if self.last is None else self.last(x.flatten(1))
+        rows = len(x)
+        x = torch.tanh(self.how(self, x, *(getattr(self, name) for name in self.weights))).contiguous()
+        return x.view(rows, -1) if self.last is None else self.last(x.view(rows, -1))
 
 
 def quantised(w):
@@ -50,6 +51,8 @@ PRODUCTS = {
     "matmul from the left, transposed": (lambda m, x, w: w.T @ x, (7, 4)),
     "matmul of another shape": (lambda m, x, w: x @ w.view(5, -1), (5, 2, 2)),
     "matmul with a part": (lambda m, x, w: x @ w[:, :2] + x @ w[:, 2:], (5, 4)),
+    "addmm of tokens": (lambda m, x, b, w: torch.addmm(b, x.reshape(-1, 5), w).view(-1, 7, 4), (4,), (5, 4)),
+    "linear of tokens": (lambda m, x, w, b: F.linear(torch.tanh(x.flatten(0, 1)), w, b), (4, 5), (4,)),
     "used twice": (lambda m, x, w: torch.tanh(x @ w) @ w.t(), (5, 4)),
     "einsum": (lambda m, x, w: torch.einsum("btd,dh->bth", x, w), (5, 4)),
     "einsum, weight first": (lambda m, x, w: torch.einsum("hd,btd->bht", w, x), (4, 5)),

@@ -224,12 +224,13 @@ def _spread(counts: Array, share: float, noise: float) -> Array:
     return np.repeat(each, length)
 
 
-def shape(mass: Array, scale: float = math.inf) -> tuple[Array, Array]:
+def shape(mass: Array, scale: float = math.inf, strength: float = 1.0) -> tuple[Array, Array]:
     """Return coordinates of every code, orthogonal to 1 and x under ``mass``, and their variances.
 
     Where ``scale``, that of the linear coordinate, leaves x a variance below 1, a line is part of the shape,
     with the variance that is missing: moments of features that vary little are lost in noise, histograms are
-    not. It ends `_FAR` deviations from the mean.
+    not. It ends `_FAR` deviations from the mean. The coordinates are to be multiplied by √``strength``; the
+    line is as strong as it has to be whatever that is.
     """
     line = np.stack([np.ones(CELLS), VALUES], axis=1)
     moments = line.T @ (mass[:, None] * line) + 1e-12 * np.eye(2)
@@ -239,7 +240,7 @@ def shape(mass: Array, scale: float = math.inf) -> tuple[Array, Array]:
     ranks = np.concatenate([[0.0], np.cumsum(inner) - inner / 2, [1.0]])
     prior[1:, 1:] += _RANK * _steps(np.minimum(ranks, 1 - 1e-9), _RANK_LEVELS)
     prior = away @ prior @ away.T
-    prior += _missing_line(mass, scale)
+    prior += _missing_line(mass, scale) / strength
     root = np.sqrt(mass)
     used = np.flatnonzero(mass > 0)
     variances, vectors = np.linalg.eigh((prior * root * root[:, None])[np.ix_(used, used)])

@@ -294,21 +294,20 @@ class Coordinates:
     def parts(self, w: Array) -> tuple[Array, Array]:
         """Return weights of one output cut into parts, as columns, and the deviation of the margin of each.
 
-        The parts are lines with shapes, and trees; one that is nothing is left out. The constant is in none.
+        The parts are lines, shapes and trees; one that is nothing is left out. The constant is in none.
         Deviations are those of coordinates that are uncorrelated, except for lines of known covariance.
         """
         d = self.bare.width
         squares = self.spread * _squares(self._turn(w, back=True))
-        forest = np.zeros(len(w), dtype=bool)
+        kind = np.repeat([0, 1], [d + 1, len(w) - d - 1])
         for here, block in zip(self._parts(), self.blocks, strict=True):
-            forest[here] = block.directions is not None
-        lines = float(squares[:d].sum())
+            kind[here] += block.directions is not None
+        cut = np.where(kind[:, None] == np.arange(3), w[:, None], 0.0)
+        cut[d] = squares[d] = 0.0
+        sizes = np.array([squares[kind == each].sum() for each in range(3)])
         if self.covariance is not None:
             scaled = w[:d] * np.sqrt(self.lines)
-            lines = max(lines, float(scaled @ self.covariance @ scaled))
-        sizes = np.array([lines + squares[d + 1 :][~forest[d + 1 :]].sum(), squares[forest].sum()])
-        cut = np.stack([np.where(forest, 0.0, w), np.where(forest, w, 0.0)], axis=1)
-        cut[d] = 0.0
+            sizes[0] = max(sizes[0], float(scaled @ self.covariance @ scaled))
         known = sizes > _TINY
         return cut[:, known], np.sqrt(sizes[known])
 

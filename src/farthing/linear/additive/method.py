@@ -19,7 +19,7 @@ linear. Shares of μ² go to
    explains are made smaller, so that the others get less noise (`coordinates`, `shrinkage`);
 5. for classes the length of the weights, as in `descent`; for numbers the mean and the spread of the target
    first, the mean square of the residuals every few steps, which moves the clipping norm, and at the end
-   factors of what lines with shapes and what trees tell, and the constant (`_refitted`).
+   factors of what lines, shapes and trees tell, and the constant (`_refitted`).
 
 The guarantee is that of Gaussian DP: every answer is a Gaussian mechanism on a sum of contributions clipped
 to its bound, chosen from earlier answers, with Σμᵢ² <= μ² fixed ahead: μ-GDP by adaptive composition (Dong,
@@ -92,10 +92,11 @@ NORMS, MOMENTS, CROWDS, INSIDE, COUNTS, LENGTH, MISFIT = (
 )  # shares of μ²
 SPROUT = 0.25  # of the steps, when trees begin
 STRENGTH, STRONGEST = 300.0, 4.0  # μ n at which the prior of a shape has variance 1 a level; the largest
+EACH = 25.0  # the same for each of the shapes, where they are many
 WORTH, MANY = 250.0, 60  # the μ n that shapes and trees need, and the number of trees
 FOREST = 1.0  # the part of E|z|² that trees add, where the budget is large
 TARGET = 0.01  # of μ² each, for the mean and the spread of a target
-REFIT, SIZED, REFITS = 0.05, 0.2, 12  # of μ², for factors of a regression; of that, for residuals; the steps
+REFIT, SIZED, REFITS = 0.12, 0.2, 12  # of μ², for factors of a regression; of that, for residuals; the steps
 TAIL, WIDE = 4.0, 2.0  # the largest square of a residual that counts; the clipping norm in typical ones
 DOUBT = 1.0  # the deviation of factors from 1
 OFTEN = 8
@@ -154,13 +155,14 @@ def additive(ledger: Ledger, problem: Problem, *, trees: int | None = None) -> I
     mean, scale, variances, directions = descent.standardised(schedule, MOMENTS, problem, radius, Whole)
     reach = 1 / schedule.deviation(1.0, ClipNorm(1.0))  # μ n
     mass, known = _histograms(schedule, d, mean * radius)
-    scales = np.full(d, math.inf) if numbers else scale / radius
-    shapes = _shapes(mass, known, min(reach / STRENGTH, STRONGEST), scales)
+    features = Features(d, mean * radius, scale / radius)
+    lines = _lines(features, known)
+    # every shape adds to the noise of all coordinates
+    strength = min(reach / max(STRENGTH, EACH * np.count_nonzero(known)), STRONGEST)
+    shapes = _shapes(mass, known, strength, np.full(d, math.inf) if numbers else scale / radius)
     clear = not numbers and schedule.deviation(LENGTH / len(FACTORS), MARGIN) < descent.CLEAR
     left -= LENGTH if clear else 0.0
-    features = Features(d, mean * radius, scale / radius)
     covariance = _covariance(variances, directions)
-    lines = _lines(features, known)
     descending = Coordinates(schedule, problem, loss, left, features, covariance, shapes, lines)
     steps, rms = descending.pace.steps, 1.0
 
@@ -197,13 +199,14 @@ def additive(ledger: Ledger, problem: Problem, *, trees: int | None = None) -> I
 
 
 def _refitted(schedule: BudgetSchedule, descending: Coordinates, w: Array, rms: float) -> Array:
-    """Return the weights of a regression with both parts times factors that are fitted anew, and a constant.
+    """Return the weights of a regression with its parts times factors that are fitted anew, and a constant.
 
-    Many noisy and clipped gradients leave lines with shapes, and trees, too long or too short, each by a
-    factor. A factor each and a constant are few numbers, so there is little noise on their slopes, and of a
-    bound of the size of residuals hardly anything is clipped. They are found like the weights, by steps with
-    momentum, and are drawn to 1 as strongly as noise requires: with noise of variance σ² on a slope, and
-    factors of deviation `DOUBT` about 1, the penalty of the least error is σ² / `DOUBT`².
+    Many noisy and clipped gradients leave lines, shapes and trees too long or too short, each by a factor,
+    which is near 0 where shapes or trees found nothing but noise. A factor each and a constant are few
+    numbers, so there is little noise on their slopes, and of a bound of the size of residuals hardly anything
+    is clipped. They are found like the weights, by steps with momentum, and are drawn to 1 as strongly as
+    noise requires: with noise of variance σ² on a slope, and factors of deviation `DOUBT` about 1, the
+    penalty of the least error is σ² / `DOUBT`².
 
     Gradients of clipped residuals also lead to a constant between the mean and the median of the target. The
     bound here follows from the mean square of residuals, which few large ones tell.
@@ -298,7 +301,7 @@ def _shapes(mass: Array, known: NDArray[np.bool_], strength: float, scales: Arra
     """
     blocks = []
     for feature in np.flatnonzero(known):
-        matrix, spread = basis.shape(mass[feature], float(scales[feature]))
+        matrix, spread = basis.shape(mass[feature], float(scales[feature]), strength)
         if len(spread):
             cell = Cell(int(feature), matrix * math.sqrt(strength))
             blocks.append(CoordinateBlock((cell,), spread * strength))

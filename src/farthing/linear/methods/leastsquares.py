@@ -289,7 +289,7 @@ class RowMoments:
         centre, scale = np.asarray(self.features.centre), np.asarray(self.features.scale)
         reach = np.square(scale * np.maximum(np.abs(centre), np.abs(1 - centre)))
         clip = bound.clip
-        if raw is not None and records.within and np.sqrt((reach + reach**2).sum()) <= clip * (1 + 2.0**-40):
+        if raw is not None and records.within and np.sqrt((reach + reach**2).sum()) <= clip * (1 + 2.0**-48):
             clip = math.inf  # no row in [0, 1] is longer, but for what `summing.SLACK` covers
         quick = None if raw is None else raw.powers(centre, scale, clip, total.rows)
         for part, count in quick or ():

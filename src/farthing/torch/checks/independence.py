@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.torch.checks.chance import RARE, SEEDS, AtQuantile
 from farthing.torch.checks.leftovers import Wall
-from farthing.torch.checks.probe import Range, Ranges, Source, calm, close, operations
+from farthing.torch.checks.probe import Range, Ranges, Source, brief, calm, close, operations
 from farthing.torch.gradients.copies import Past
 from farthing.torch.gradients.layout import Sketch, dense, real
 from farthing.torch.gradients.tape import Loss, call, leaves, mapped, one, reseed
@@ -49,6 +49,7 @@ _UNMOVED = 1e-4  # relative: exchanged examples change no shape, so that hardly 
 _PULLED = 1e-3  # relative: of a gradient that is added up over a batch
 _SIDES = 24  # the most sizes that are tried because they are those of other sides
 _SPOILT = Ranges(Range(math.nan))
+_ALIKE = Ranges(Range(alike=True), Range(alike=True))
 _WIDE = 30.0  # the largest inputs for comparisons between sizes, which round in different ways
 
 
@@ -131,6 +132,7 @@ class Company:
                 self._exchange(first, before, after, seed=at)
         if self.spoilt:
             self._exchange(first, mild, _SPOILT, seed=4, digits=1)
+        self._exchange(first, _ALIKE, mild, seed=5, digits=1)
         for at, (before, after) in enumerate(pairs):
             if self.effort.affords(14, _LARGEST):
                 self._exchange(_LARGEST, before, after, seed=at + 3, digits=1 if at == 0 else None)
@@ -492,8 +494,3 @@ def _outputs(model: nn.Module, inputs: Any) -> list[tuple[nn.Module, Tensor]]:
         for handle in handles:
             handle.remove()
     return found
-
-
-def brief(error: Exception) -> str:
-    """Return in one line what another library said of made-up inputs."""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"

@@ -47,11 +47,13 @@ class Range(NamedTuple):
     """Ranges of made-up values: floats up to ``scale`` of either sign and far below, integers < high.
 
     With a scale of 1 they are mild: between 0.05 and 0.95. ``ignored``: among targets there are some of -100.
+    ``alike``: all numbers are the largest, floats 1 (a mask of ones, with which models take short cuts).
     """
 
     scale: float = 1.0
     high: int = 2
     ignored: bool = False
+    alike: bool = False
 
 
 class Ranges(NamedTuple):
@@ -80,15 +82,17 @@ class Source:
             if self.public:
                 values = _recombined(x.cpu(), size, generator)
                 if not x.is_floating_point():
-                    return values.to(x.device)
+                    return (torch.full_like(values, int(x.amax())) if given.alike else values).to(x.device)
                 values = values * (torch.rand(shape, generator=generator) * 0.4 + 0.8)
             elif x.is_floating_point() or x.is_complex():
                 values = torch.rand(shape, generator=generator) * 0.9 + 0.05
+                values = torch.ones_like(values) if given.alike else values
             else:
                 values = torch.randint(
                     0, 2 if x.dtype is torch.bool else given.high, shape, generator=generator
                 )
-                values.view(-1)[:1] = given.high - 1  # a model that does not take the largest is seen not to
+                few = values.view(-1)[:1] if not given.alike else values
+                few[:] = given.high - 1  # a model that does not take the largest is seen not to
                 if given.ignored:
                     values[torch.rand(shape, generator=generator) < 0.25] = -100
                 return values.to(x.device, x.dtype)
@@ -224,6 +228,11 @@ def form_of(value: Any) -> str:
     'float32 (3,) and int64 ()'
     """
     return " and ".join(f"{str(x.dtype)[6:]} {tuple(x.shape[1:])}" for x in leaves((value,)))
+
+
+def brief(error: Exception) -> str:
+    """Return in one line what another library said of made-up inputs."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
 
 
 def _advice(model: nn.Module, inputs: Any) -> str:

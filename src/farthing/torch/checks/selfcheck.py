@@ -16,7 +16,7 @@ Before that, two checks need no gradient: whether it is a model, and whether its
 import contextlib
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,12 +32,11 @@ from farthing.torch.checks.independence import (
     Effort,
     Rows,
     agree,
-    brief,
     gradient,
     losses,
 )
 from farthing.torch.checks.leftovers import Wall, refuse_changes, values
-from farthing.torch.checks.probe import Range, Ranges, Source, calm, close, devices, form_of
+from farthing.torch.checks.probe import Range, Ranges, Source, brief, calm, close, devices, form_of
 from farthing.torch.gradients.isolation import Isolation
 from farthing.torch.gradients.layout import Sketch, real
 from farthing.torch.gradients.tape import Loss, Passes, call, mapped, one
@@ -101,12 +100,8 @@ def verify(
         _refuse_targets(model, loss, inputs, targets)
         try:
             rows(inputs, targets)
-        except FarthingError:
-            raise
         except Exception as error:
-            raise Unsupported(
-                f'book-keeping cannot follow the model ({brief(error)}); use route="vmap", which is slower'
-            ) from error
+            refuse_unfollowed(error)
         kept()
         before = values(model, loss)
         with Wall(model, loss, everything=True):  # restores state that made-up examples changed
@@ -118,6 +113,15 @@ def verify(
                 _refuse_failing(company, autocast)
             company.sizes()
         refuse_changes(before, model, loss)  # state that the wall did not restore
+
+
+def refuse_unfollowed(error: Exception) -> NoReturn:
+    """Raise an error of our own as it is, and for any other one that the model cannot be followed."""
+    if isinstance(error, FarthingError):
+        raise error
+    raise Unsupported(
+        f'book-keeping cannot follow the model ({brief(error)}); use route="vmap", which is slower'
+    ) from error
 
 
 def _refuse_failing(company: Company, autocast: torch.dtype) -> None:
@@ -205,11 +209,25 @@ def _refuse_targets(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> 
     except Exception as error:
         with torch.no_grad():
             outputs = call(model, inputs)
+        advice = "a class is an int64 (), a number a float32 of the shape of the outputs"
+        if not callable(loss) or isinstance(loss, type):
+            advice = 'give a function of outputs and targets, such as nn.CrossEntropyLoss(reduction="none")'
+        elif all(isinstance(x, Tensor) for x in (outputs, targets)) and outputs.shape[:2] == targets.shape:
+            advice = (
+                "of one class a token the loss is F.cross_entropy(outputs.transpose(1, 2), targets, "
+                'reduction="none").sum(1)'
+            )
         raise InvalidValue(
             f"the loss does not take what the model returns for a record, {form_of(outputs)}, with a target "
-            f"{form_of(targets)} ({brief(error)}): a class is an int64 (), a number a float32 of the "
-            "shape of the outputs"
+            f"{form_of(targets)} ({brief(error)}): {advice}"
         ) from error
+
+
+def autocast_dtype(given: Any) -> torch.dtype | None:
+    """Return the dtype of mixed precision; raise unless it is one that autocast takes."""
+    if given is None or given in (torch.bfloat16, torch.float16):
+        return given  # type: ignore[no-any-return]
+    raise InvalidValue(f"autocast must be torch.bfloat16, torch.float16 or None, got {given!r}")
 
 
 def verify_isolated(

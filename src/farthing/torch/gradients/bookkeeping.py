@@ -111,7 +111,7 @@ class Gradient:
         expected_batch_size: float | None = None,
     ) -> None:
         model = bare(model)
-        self.model, self.loss, self.autocast = model, loss, autocast
+        self.model, self.loss, self.autocast = model, loss, selfcheck.autocast_dtype(autocast)
         self.plain = Plain(model)
         if physical_batch_size is not None:
             validate.count(physical_batch_size=physical_batch_size)
@@ -166,7 +166,7 @@ class Gradient:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of a gradient: one number a trained weight."""
+        """Return the shape of a gradient, one number a trained weight."""
         return (self.layout.size,)
 
     def zero(self, records: Any, w: Any, bound: Any) -> Tensor:
@@ -357,6 +357,8 @@ class Gradient:
                 given = at_once(self.expected_batch_size, self.physical_batch_size) or _FEW
                 self._ways.allowance = allowance(passes, source, given, fused(device), self._onto(2) > 1)
             self._stack = self._stacked(source)
+            if passes is not None:
+                passes.plan.checking = False  # what follows is of private examples, and settles nothing
             wall.accept()
         self._wall = Wall(self.model, self.loss)
 
@@ -368,7 +370,8 @@ class Gradient:
             passes = Passes(self.model, self.loss, self.layout, plan)  # in full precision
             try:
                 with torch.random.fork_rng(devices(self.model)):
-                    self._positions = most_positions(passes, source.batch(2))
+                    made_up = source.batch(plan.telling(tape.leaves((source.inputs,))))
+                    self._positions = most_positions(passes, made_up)
                 sketch = Sketch(self.layout.sizes)
                 rows = partial(passes.rows, sketch=sketch)
                 size = int(at_once(self.expected_batch_size, self.physical_batch_size) or 0)
@@ -379,7 +382,7 @@ class Gradient:
                     again = False
                     continue
                 if not plan.otherwise(error, whole, free):
-                    raise
+                    selfcheck.refuse_unfollowed(error)
                 continue
             return plan
 

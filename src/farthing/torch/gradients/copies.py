@@ -56,6 +56,7 @@ _EACH = _BOTH | {
 }
 _EACH |= {"square", "sqrt", "rsqrt", "log", "clone", "contiguous", "float", "to", "type_as", "masked_fill"}
 _EACH |= {"fake_quantize_per_tensor_affine", "fake_quantize_per_channel_affine"}
+_MASKED = {"scaled_dot_product_attention"}  # its mask, of copies, stands beside queries of records
 _SIGNS = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "pow": "pow", "matmul": "matmul"}
 
 
@@ -163,29 +164,52 @@ class Copies:
         name = _SIGNS.get(name, name) if operator else name
         if (writes and isinstance(args[0], Copies)) or "out" in kwargs:
             raise Unmapped(self.module, written)
-        seen = _tensors((args, kwargs))
-        self.tape.rowed = rowed = {id(x) for x in seen if self._has_rows(x)}
+        counts = {id(x): self._rows_each(x, name) for x in _tensors((args, kwargs))}
+        self.tape.rowed = rowed = {number: each for number, each in counts.items() if each}
         if writes and (name not in _BOTH or not rowed):
             raise Unmapped(self.module, written)
         product = self.own[0].products.get(name)
         if product is not None and (found := product(self.tape, *args, **kwargs)) is not None:
             return found
-        if name in _BOTH and not any(isinstance(x, Tensor | Copies) for x in kwargs.values()):
-            if not rowed:
-                return self._alone(name, func, args, kwargs)
-            most = max(x.ndim for x in args if id(x) in rowed)
-            return func(*(x._beside(most) if isinstance(x, Copies) else x for x in args), **kwargs)
-        return self._in_lanes(name, func, args, kwargs) if rowed else self._alone(name, func, args, kwargs)
+        if not rowed:
+            return self._alone(name, func, args, kwargs)
+        if len({*rowed.values()}) > 1:
+            raise Unmapped(self.module, "an operation with different numbers of rows for a record")
+        if name in _MASKED or (
+            name in _BOTH and not any(isinstance(x, Tensor | Copies) for x in kwargs.values())
+        ):
+            return self._side_by_side(func, args, kwargs)
+        return self._in_lanes(name, func, args, kwargs)
 
-    def _has_rows(self, x: Tensor) -> bool:
-        """Return whether a tensor has a row for each record, and is not the same for all of them."""
+    def _rows_each(self, x: Tensor, name: str) -> int:
+        """Return how many rows a tensor has for each record, one after the other; 0: it is the same for all.
+
+        Its length in the first pass of the check says so: see `TapePlan.telling`. Where an operation was not
+        in the check, only what follows from trained weights has several rows.
+        """
         if x.ndim == 0 or x.untyped_storage().data_ptr() in self.tape.shared:
-            return False
-        found = len(x) == self.tape.rows
-        settled: bool = self.tape.settled(found)
-        if settled and not found:
-            raise Unmapped(self.module, "an operation with a tensor that has no row for each record")
-        return settled
+            return 0
+        each, rest = divmod(len(x), self.tape.rows)
+        found = rest == 0 and each > 0
+        likely = found and (each == 1 or x.requires_grad)
+        settled: bool = self.tape.settled(found, self.module, name, likely)
+        if not found and (settled or x.requires_grad):  # all that follows from trained weights is of records
+            raise Unmapped(self.module, "an operation with a tensor that has no rows for each record")
+        return each if settled else 0
+
+    def _side_by_side(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return a function that takes records and copies along the same first dimension."""
+        rowed = self.tape.rowed
+        rows = [x for x in _tensors((args, kwargs)) if id(x) in rowed]
+        most, each = max(x.ndim for x in rows), rowed[id(rows[0])]
+
+        def pick(x: Any) -> Any:
+            if isinstance(x, Copies):
+                return x._beside(most + (each > 1))
+            return x.unflatten(0, (-1, each)) if each > 1 and id(x) in rowed else x
+
+        found = func(*_filled(args, pick, Tensor), **_filled(kwargs, pick, Tensor))
+        return found.flatten(0, 1) if each > 1 else found
 
     def _alone(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         """Return what follows from parameters, and from what all records share."""
@@ -213,23 +237,25 @@ class Copies:
         return found
 
     def _in_lanes(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return a function of copies and of tensors of records, in which each record is a batch of one."""
+        """Return a function of copies and of tensors of records, for each record alone."""
         rowed = self.tape.rowed
         rows = [x for x in _tensors((args, kwargs)) if id(x) in rowed]
-        copies = list(_copies((args, kwargs)))
+        copies, each = list(_copies((args, kwargs))), rowed[id(rows[0])]
 
         def lane(values: list[Tensor], given: list[Tensor]) -> Any:
             one, other = iter(values), iter(given)
 
             def pick(x: Any) -> Any:
-                return next(one) if isinstance(x, Copies) else next(other)[None] if id(x) in rowed else x
+                return next(one) if isinstance(x, Copies) else next(other) if id(x) in rowed else x
 
             found = func(*_filled(args, pick, Tensor), **_filled(kwargs, pick, Tensor))
-            if not isinstance(found, Tensor) or found.ndim == 0 or len(found) != 1:
+            if not isinstance(found, Tensor) or found.ndim == 0 or len(found) != each:
                 raise Unmapped(self.module, name)
-            return found[0]
+            return found
 
-        return vmap(lane, randomness="different")([c.values for c in copies], rows)
+        lanes = [x.unflatten(0, (-1, each)) for x in rows]
+        found: Tensor = vmap(lane, randomness="different")([c.values for c in copies], lanes)
+        return found.flatten(0, 1)
 
     def _beside(self, dimensions: int) -> Tensor:
         """Return the copies as they stand beside records of so many dimensions."""
@@ -272,7 +298,7 @@ class Copies:
         return self._grown("expand", wanted, wanted, grown)
 
     def repeat(self, *times: Any) -> Any:
-        """Return the copies as `expand` does, of a tensor that is there as often as there are records."""
+        """Return the copies as `expand` does, or as rows of each record, of what is there once for each."""
         wanted = self._sizes(times)
         own = (1,) * (len(wanted) - self.ndim) + tuple(self.shape)
         grown = [d for d, count in enumerate(wanted) if count != 1]
@@ -295,11 +321,14 @@ class Copies:
         if records == 1:
             return getattr(self.values[0], name)(wanted)
         at = next((d for d in grown if sizes[d] == records and (d == 0 if new else self.shape[d] == 1)), None)
-        if not self.tape.settled(at is not None):
+        tiled = name == "repeat" and not new and wanted[0] == records
+        if not self.tape.settled(tiled or at is not None, self.module, name):
             return self._alone(name, getattr(Tensor, name), (self, wanted), {})
-        if at is None:
+        if tiled:
+            at, each = 0, self.values.flatten(0, 1)
+        elif at is None:
             raise Unmapped(self.module, "an expansion to another number than that of records")
-        if new:
+        elif new:
             each = self.values.view(records, *(1,) * (new - 1), *self.shape)
         else:
             each = self.values.squeeze(at + 1).movedim(0, at)

@@ -342,6 +342,7 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.LSTMCell: cell,
     nn.GRUCell: cell,
 }
+_BUILT_IN = frozenset(RULES.values())
 
 
 def layer_rule(kind: type[nn.Module]) -> Callable[[Rule], Rule]:
@@ -409,7 +410,8 @@ def rules_of(
     A module that holds parameters beside other modules (a class token, learnt positions, a scale) is left as
     it is: examples get copies along a first dimension of one, or of their own (`copies.Copies`). Those that
     are ``mapped`` are mapped as a whole if they have others than the former; those that are ``free`` go
-    without their rule, as others use their parameters too. What stands in an nn.ParameterDict or
+    without a built-in rule, as others use their parameters too. A rule that was added by `layer_rule` is
+    never left out, so that one that is wrong is refused. What stands in an nn.ParameterDict or
     nn.ParameterList is held by the module around it.
     """
     rules: dict[nn.Module, Rule] = {}
@@ -422,7 +424,9 @@ def rules_of(
         whole = isinstance(module, nn.MultiheadAttention) or hasattr(module, "parametrizations")
         if module in covered or not (own or boxed or (below and whole)):
             continue
-        rule = None if boxed or (module in free and _plain(module)) else rule_of(module)
+        rule = None if boxed else rule_of(module)
+        if rule in _BUILT_IN and module in free and _plain(module):
+            rule = None
         spreads = all(one_first(module, name) for name in own)
         follows = (below or _plain(module)) and own and not boxed
         if rule is None and follows and (spreads or module not in mapped):

@@ -16,7 +16,7 @@ from farthing.torch.gradients.convolution import windows
 from farthing.torch.gradients.copies import Copies
 from farthing.torch.gradients.joint_terms import Blocks
 from farthing.torch.gradients.outers import Lookup, Outer
-from farthing.torch.gradients.terms import Factor, Term
+from farthing.torch.gradients.terms import Factor, Term, summed
 
 _BLOCKS = 16  # consecutive parts of a weight, at most, with a term each
 
@@ -58,8 +58,25 @@ def linear(tape: Any, x: Any, weight: Any, bias: Any = None) -> Any:
     """x Wᵀ + b."""
     if not isinstance(weight, Copies) or not _rows(tape, x, 2) or weight.ndim != 2:
         return None
-    found: Any = multiplied(tape, weight, (x,), F.linear, lambda d, x: _outer(tape, weight, d, x))
-    return found if bias is None else found + bias
+    found = multiplied(tape, weight, (x,), F.linear, lambda d, x: _outer(tape, weight, d, x))
+    return _shifted(tape, found, bias)
+
+
+def _shifted(tape: Any, out: Tensor, bias: Any) -> Any:
+    """Return a product plus a bias of its last dimension, in the precision of the product."""
+    if not isinstance(bias, Copies) or bias.ndim != 1:
+        return out if bias is None else out + bias
+
+    def term(delta: Tensor) -> Term:
+        return summed(Factor(tape.grouped(delta, 0)))
+
+    return multiplied(tape, bias, (), lambda b: out + b.to(out.dtype), term)
+
+
+def addmm(tape: Any, bias: Any, x: Any, weight: Any) -> Any:
+    """X W + b, of rows x."""
+    found = matmul(tape, x, weight)
+    return None if found is None else _shifted(tape, found, bias)
 
 
 def matmul(tape: Any, a: Any, b: Any) -> Any:
@@ -227,6 +244,7 @@ PRODUCTS: dict[str, Callable[..., Any]] = {
     "linear": linear,
     "matmul": matmul,
     "mm": matmul,
+    "addmm": addmm,
     "bmm": matmul,
     "bilinear": bilinear,
     "embedding": embedding,

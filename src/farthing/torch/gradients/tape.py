@@ -78,7 +78,7 @@ class Tape:
     ) -> None:
         self.plan, self.examples, self.records, self._put = plan, examples, records, put
         self.factored = factored  # norms and weighted sums are all that is asked of terms, by kernels
-        self._calls: dict[nn.Module | None, int] = defaultdict(int)
+        self._calls: dict[Any, int] = defaultdict(int)  # of modules, and of operations on their parameters
         self._uses: dict[int, int] = defaultdict(int)
         self._terms: dict[int, list[Term]] = defaultdict(list)
         self._ends: list[Callable[[], None]] = []
@@ -87,9 +87,7 @@ class Tape:
         self._inside, self._again = 0, False  # of checkpoints, in the forward pass; computing one again
         self.holdings = Holdings()
         self.shared: frozenset[int] = frozenset()  # memory of parameters and buffers
-        self.rowed: set[int] = (
-            set()
-        )  # tensors with a row for each record, of those that an operation is given
+        self.rowed: dict[int, int] = {}  # how many rows a record has in tensors that an operation is given
         self.at = 0  # the use whose output's gradient came last
         self.since: dict[int, int] = {}  # the use with which the first of a parameter's several terms came
 
@@ -110,10 +108,17 @@ class Tape:
         if p is not None and not self._again and id(p) in self.plan.slots:
             self._uses[self.plan.slots[id(p)]] += 1
 
-    def settled(self, found: bool) -> bool:
-        """Return what was ``found`` at this place of a pass in the first one of all."""
-        self._calls[None] += 1  # which, as a module, has no number of calls of its own
-        return self.plan.settled.setdefault(self._calls[None], found)
+    def settled(self, found: bool, module: nn.Module, what: str, likely: bool | None = None) -> bool:
+        """Return what was ``found`` of an operation on a module's parameters in the first pass of all.
+
+        Operations are counted by module and by name: where a model leaves some out (a mask of ones, say), the
+        others stay what they are. Of one that no made-up batch met, what is ``likely`` holds.
+        """
+        self._calls[module, what] += 1
+        key = (self.plan.names.get(module, ""), what, self._calls[module, what])
+        if self.plan.checking:
+            return self.plan.settled.setdefault(key, found)
+        return self.plan.settled.get(key, found if likely is None else likely)
 
     def axes(self, use: Use) -> Axes:
         """Return the batch axes of a use."""

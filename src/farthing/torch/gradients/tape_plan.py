@@ -19,6 +19,8 @@ from farthing.torch.gradients.products import PRODUCTS
 Use = tuple[int, int]  # a module's number, and the how-manieth call of it
 Axes = tuple[tuple[int | None, ...], tuple[int | None, ...]]  # of inputs and outputs; None: no batch
 Rule = Callable[..., Any]
+_PRIMES = 3, 5, 7, 11, 13, 17, 19, 23, 29
+_LARGE = 2**23  # trained weights
 
 
 @dataclass
@@ -39,7 +41,8 @@ class TapePlan:
     checkpoints: int = 0  # parts that were
     mixed: bool = True  # whether modules without a rule run in mixed precision where the others do
     free: Collection[nn.Module] = ()  # whose parameters are followed wherever they go
-    settled: dict[int, bool] = field(default_factory=dict)  # whether something grows with the records
+    settled: dict[Any, bool] = field(default_factory=dict)  # whether something grows with the records
+    checking: bool = True  # whether passes are on made-up examples, by which that is settled
     helpers: dict[Any, nn.Module] = field(default_factory=dict)  # modules of rules, not of the model
 
     def __post_init__(self) -> None:
@@ -55,6 +58,24 @@ class TapePlan:
     def holders(self) -> set[nn.Module]:
         """Return the modules with parameters that `Copies` stand in for."""
         return {module for module, name in self.spread if (module, name) not in self._first}
+
+    def telling(self, inputs: Any) -> int:
+        """Return a size of a batch by which lengths tell what has rows for each record: a prime, of no side.
+
+        2 where no copies ask for it; of a large model never many records, as they would take much memory.
+
+        >>> TapePlan(nn.Linear(5, 9), {}).telling([torch.zeros(2, 7)])
+        2
+        >>> one = nn.Linear(5, 9)
+        >>> TapePlan(one, {}, [(one, "weight")]).telling([torch.zeros(2, 7)])
+        11
+        """
+        if not self.holders:
+            return 2
+        held = (*self.model.parameters(), *self.model.buffers(), *(x[0] for x in inputs))
+        sides = {side for x in held for side in x.shape}
+        primes = _PRIMES if sum(p.numel() for p in self.trained) <= _LARGE else _PRIMES[:2]
+        return next((n for n in primes if all(side % n for side in sides)), primes[-1])
 
     @property
     def shared(self) -> set[nn.Module]:

@@ -108,7 +108,7 @@ class Examples:
 
     @property
     def unit(self) -> Unit:
-        """Return the unit that an example is: a record or a user."""
+        """Return the unit that an example is, a record or a user."""
         return Unit.RECORD if self._places is None else Unit.USER
 
     @property
@@ -363,11 +363,21 @@ def _source(data: Any) -> tuple[tuple[Tensor, ...] | None, Any, int]:
     if isinstance(data, list | tuple) and data and all(isinstance(x, Tensor | np.ndarray) for x in data):
         tensors = tuple(torch.as_tensor(column).detach() for column in data)
         lengths = {len(tensor) if tensor.ndim else 0 for tensor in tensors}
-        if len(tensors) < 2 or len(lengths) != 1:
+        if len(tensors) < 2:
+            raise InvalidValue(
+                "data must be inputs and targets, got inputs alone: a loss without targets is given any, "
+                "such as torch.zeros(len(inputs))"
+            )
+        if len(lengths) != 1:
             raise InvalidValue(
                 f"data must be inputs and targets, one row a record each, got lengths {sorted(lengths)}"
             )
         return tensors, None, _some(lengths.pop())
+    if isinstance(data, list | tuple) and data and isinstance(data[0], Tensor | np.ndarray):
+        raise InvalidValue(
+            "data must be tensors (inputs…, targets), or records: of several targets make one tensor "
+            "(torch.stack), or give a Dataset whose records are (inputs, (one target, another))"
+        )
     if isinstance(data, IterableDataset):
         raise Unsupported(
             "a Poisson batch needs records by number, an IterableDataset only has the next one; "
