@@ -1,6 +1,6 @@
 """Weigh the tensors that are alive in a private step, beside an ordinary one: peak bytes, and who made them.
 
-python benchmarks/live_memory.py [names ...] [--precision float32 bf16] [--large | --further]
+python benchmarks/live_memory.py [names ...] [--precision float32 bf16] [--large | --further | --latest]
                                  [--top 8] [--memory balanced]
 
 On any device, a CPU included: every storage is weighed when an operator makes it, until it is freed. So the
@@ -120,6 +120,7 @@ def batch_bytes(case: Any) -> int:
 def main() -> None:
     from benchmarks import unseen
     from benchmarks.further_models import FURTHER
+    from benchmarks.latest_models import LATEST
     from benchmarks.unseen_models import LARGE, SMALL
 
     parser = argparse.ArgumentParser(
@@ -129,10 +130,12 @@ def main() -> None:
     parser.add_argument("--precision", nargs="*", default=["float32"])
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--further", action="store_true")
+    parser.add_argument("--latest", action="store_true")
     parser.add_argument("--top", type=int, default=8)
     parser.add_argument("--memory", default="balanced")
     asked = parser.parse_args()
     cases = LARGE if asked.large else FURTHER if asked.further else SMALL
+    cases = LATEST if asked.latest else cases
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for name in asked.names or list(cases):
         for precision in asked.precision:

@@ -1,8 +1,8 @@
 """Time private steps of fourteen models that nobody tuned for, by turns with ordinary ones; Opacus beside.
 
-python benchmarks/unseen.py [names ...] [--device cuda] [--small | --further | --untried] [--peers] [--check]
-                            [--precision float32 tf32 bf16] [--profile] [--tuning] [--seconds 2]
-                            [--memory balanced] [--out FILE]
+python benchmarks/unseen.py [names ...] [--device cuda] [--small | --further | --untried | --latest] [--peers]
+                            [--check] [--precision float32 tf32 bf16] [--profile] [--tuning]
+                            [--seconds 2] [--memory balanced] [--out FILE]
 
 An ordinary step is zero_grad, forward, mean loss, backward and the optimiser (SGD with momentum, or AdamW
 where people take that); a private one is the sum of clipped gradients, lattice noise and the same optimiser,
@@ -37,7 +37,7 @@ for place in (ROOT, ROOT / "src"):
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from benchmarks import further_models, untried_models  # noqa: E402
+from benchmarks import further_models, latest_models, untried_models  # noqa: E402
 from benchmarks.unseen_models import HELD_OUT, LARGE, SMALL, Case  # noqa: E402
 from farthing.noise.lattice import Stream  # noqa: E402
 from farthing.queries.bounds import ClipNorm  # noqa: E402
@@ -47,7 +47,7 @@ from farthing.torch.kernels.noise import TensorGaussian  # noqa: E402
 from farthing.torch.training.records import Examples  # noqa: E402
 
 Step = Callable[[], Any]
-HELD = (*HELD_OUT, *further_models.HELD_OUT)
+HELD = (*HELD_OUT, *further_models.HELD_OUT, *latest_models.HELD_OUT)
 
 
 class OneBatch:
@@ -362,6 +362,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--further", action="store_true")
     parser.add_argument("--untried", action="store_true")
+    parser.add_argument("--latest", action="store_true")
     parser.add_argument("--precision", nargs="*", default=["float32"])
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--profile", action="store_true")
@@ -378,6 +379,7 @@ def main() -> None:
     cases = SMALL if asked.small or device.type == "cpu" else LARGE
     cases = further_models.FURTHER if asked.further else cases
     cases = untried_models.UNTRIED if asked.untried else cases
+    cases = latest_models.LATEST if asked.latest else cases
     rows = []
     for name, case in cases.items():
         if (asked.names and name not in asked.names) or (asked.tuning and name in HELD):

@@ -535,7 +535,7 @@ def test_what_a_hook_holds_is_let_go_when_it_has_run():
     def then(delta, held=held):
         assert len(held) == 3
 
-    tape = SimpleNamespace(factored=False, _inside=0, _again=False, holdings=Holdings())
+    tape = SimpleNamespace(factored=False, _inside=0, _again=False, note=Holdings().note)
     watched = Tape.watch(tape, out, then)
     del held, then
     watched.sum().backward()

@@ -65,7 +65,7 @@ def test_tokens_whose_gradients_cancel_are_not_longer_for_their_weight(blocked):
     for n in range(200):
         out, one = torch.zeros(90), torch.zeros(200)
         one[n] = factors[n]
-        with blocks.some_blocks(200) if blocked else nullcontext():
+        with blocks.blocked((200,), 200, 1) if blocked else nullcontext():
             term.add(one, out)
         assert float(out.double().norm()) <= clip * (1 + 2.0**-9)
 

@@ -223,3 +223,17 @@ def test_every_example_is_in_one_block_and_the_number_of_blocks_is_public():
     assert len(counts) == 1
     with among(4000):  # a part of a batch that other ranks have the rest of
         assert gradient._blocks(examples.take(slice(64))) == 0
+
+
+def test_parts_that_are_added_where_the_sum_lies_leave_fewer_roundings_to_blocks():
+    expected = 512
+    left, fewer = (secret._spare(expected, onto) for onto in (1, secret.ONTO))
+    assert left - fewer == (secret.ONTO - 1) * (1.25 * expected + 64)
+    assert secret.block_count(expected, 16, onto=secret.ONTO) >= secret.block_count(expected, 16)
+    assert secret.adds_up(expected)
+    assert not secret.adds_up(4096)
+
+
+def test_blocks_that_would_often_be_longer_than_a_part_are_not_drawn():
+    assert secret.block_count(16, 64) == 3
+    assert secret.block_count(16, 64, most=4) == 0

@@ -169,3 +169,19 @@ def test_plain_sums_are_within_the_slack(bound):
         return plain_sum(rows, bound).double().numpy()
 
     assert moved(total, badly_rounded(4096, bits=23)) <= 1 + SLACK * 3 / 4
+
+
+def test_parts_that_are_added_where_their_sum_lies_are_clamped_in_float64(monkeypatch):
+    kernel, kinds = native.clamped_outer_sum, []
+
+    def watched(delta, a, limits, total, **options):
+        kinds.append(total.dtype)
+        return kernel(delta, a, limits, total, **options)
+
+    monkeypatch.setattr(native, "clamped_outer_sum", watched)
+    rows = torch.ones(4, 3)
+    for lies in (False, True):
+        with among(2048), totals.in_place(lies):
+            clamping.clamped_rows(rows, 0.5, torch.zeros(3))
+    assert kinds[-1] == np.float64
+    assert kinds[0] == np.float32

@@ -3,11 +3,12 @@
 A backward pass visits the uses of layers from the last to the first. After each use it frees the use's
 memory, but keeps its per-example gradients ("rows"), or the factors of these, until all norms are known. An
 ordinary step keeps neither. At a given use an ordinary step holds the inputs and outputs of this use and of
-those before it, and the gradients in progress, about one and a half times the inputs and outputs of this use;
-the largest of these sums is its peak. `planned` keeps rows that take more memory than their factors, the
-cheapest first, as long as a private step stays within a tenth above that peak at every use. A batch is summed
-in parts if even the factors do not fit (on a GPU also if rows do not fit whose keeping would be faster),
-provided that a part is still enough work.
+those before it (of those in a part with a checkpoint only while that is computed again), and the gradients in
+progress, about one and a half times the inputs and outputs of this use; the largest of these sums is its
+peak. `planned` keeps rows that take more memory than their factors, the cheapest first, as long as a private
+step stays within a tenth above that peak at every use. A batch is summed in parts if even the factors do not
+fit (on a GPU also if rows do not fit whose keeping would be faster), provided that a part is still enough
+work. Of a model with checkpoints less work is enough: whoever computes parts again gives time for memory.
 """
 
 import math
@@ -30,7 +31,7 @@ _MORE = 1.1  # of the peak of an ordinary step
 _FLOW = 1.5  # gradients on their way through a layer, over what it takes and gives
 _PARTS = 4  # of a batch, at most
 _MUCH = {"cpu": 2**19, "cuda": 2**22}  # bytes of a use, on average, of a part that is much work
-_SMALL = 0.3  # of the peak, for sums of parts: one in float32, one in float64
+_GIVEN = 8  # times less of a model with checkpoints
 
 
 class TermBytes(NamedTuple):
@@ -60,6 +61,11 @@ class KeptRows:
         return None if expected is None or self.parts == 1 else math.ceil(expected / self.parts)
 
 
+def at_once(expected: float | None, most: int | None) -> float | None:
+    """Return how many examples to expect at once in a model that is given at most so many; None: unknown."""
+    return expected if expected is None or most is None else min(expected, most)
+
+
 def planned(
     uses: list[HeldBytes], terms: list[TermBytes], examples: float, sums: int, device: str
 ) -> KeptRows:
@@ -72,24 +78,30 @@ def planned(
     KeptRows(kept=frozenset({0, 1, 2, 3}), parts=2)
     """
     held = list(accumulate(use.own for use in uses))
-    ordinary = [before + _FLOW * use.size for before, use in zip(held, uses, strict=True)]
-    peak = max(ordinary, default=0.0)
+    ordinary = [before + use.again + _FLOW * use.size for before, use in zip(held, uses, strict=True)]
+    limit = _MORE * max(ordinary, default=0.0)
     least = _after(terms, [term.least for term in terms], len(uses))
     private = [one + more for one, more in zip(ordinary, least, strict=True)]
     wanted = [term for term in terms if term.least < term.rows <= term.worth]
-    one = _kept(private, wanted, _MORE * peak)
-    fits = device == "cpu" or len(one) == len(wanted)  # on a CPU making rows twice is the quicker way
-    if fits and max(private, default=0.0) <= _MORE * peak:
-        return KeptRows(one)
-    work = examples * sum(use.own for use in uses) / max(1, sum(use.steps for use in uses))
-    most = min(_PARTS, int(work / _MUCH.get(device, _MUCH["cuda"])), int(examples))
-    if sums > _SMALL * examples * peak:
-        return KeptRows(one)
-    for parts in range(2, most + 1):
-        found = _kept(private, wanted, _MORE * peak * parts)
-        if parts == most or (len(found) == len(wanted) and max(private) <= _MORE * peak * parts):
-            return KeptRows(found, parts)
-    return KeptRows(one)
+    best, over = KeptRows(), math.inf
+    for parts in range(1, _most_parts(uses, examples, device) + 1):
+        room = limit * parts - (sums * parts / examples if parts > 1 else 0.0)
+        found = _kept(private, wanted, room)
+        more = max(0.0, max(private, default=0.0) - room) / parts
+        if device != "cpu" and len(found) < len(wanted):  # there making rows twice is the slower way
+            more += limit
+        if more < over:
+            best, over = KeptRows(found, parts), more
+        if not more:
+            break
+    return best
+
+
+def _most_parts(uses: list[HeldBytes], examples: float, device: str) -> int:
+    """Return in how many parts a batch may be summed, so that each is enough work."""
+    work = examples * sum(max(use.own, use.size if use.again else 0) for use in uses)
+    much = _MUCH.get(device, _MUCH["cuda"]) / (_GIVEN if any(use.again for use in uses) else 1)
+    return max(1, min(_PARTS, int(work / max(1, sum(use.steps for use in uses)) / much), int(examples)))
 
 
 def _after(terms: Iterable[TermBytes], sizes: Iterable[float], uses: int) -> list[float]:
@@ -116,7 +128,8 @@ def allowance(
 ) -> KeptRows:
     """Return what to keep in batches of ``expected`` examples, by a pass of a made-up batch of two.
 
-    ``in_place``: sums of parts are made one on top of the other.
+    ``in_place``: sums of parts are made one on top of the other. An ordinary step has no sum yet while all
+    activations are there, so that one counts in any case.
     """
     seen, uses, terms = list[Tape](), list[HeldBytes](), list[TermBytes]()
     given = dict[int, Any]()  # the memory of the terms' factors
@@ -136,13 +149,14 @@ def allowance(
                 storage = factor.untyped_storage()
                 made -= factor.nbytes if id(storage) in given else 0
                 given[id(storage)] = storage
-            terms.append(TermBytes(key, seen[0].at, part.bytes, made, int(worth)))
+            use = seen[0].since.get(slot, seen[0].at)
+            terms.append(TermBytes(key, use, part.bytes, made, int(worth)))
 
     saved = torch.autograd.graph.saved_tensors_hooks(_noted, lambda tensor: tensor)
     with torch.random.fork_rng(devices(passes.model)), saved:
         examples = passes.run(*source.batch(2), None, put, factored, begin)
     device = passes.plan.anchor.device.type
-    sums = 0 if in_place else 12 * passes.layout.size
+    sums = (4 if in_place else 12) * passes.layout.size
     return planned(uses, terms, expected / examples, sums, device)
 
 

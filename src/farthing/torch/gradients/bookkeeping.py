@@ -22,7 +22,7 @@ from farthing.torch.checks.leftovers import Wall
 from farthing.torch.checks.probe import Source, devices, plan_of, refuse_equal
 from farthing.torch.checks.selfcheck import both_passes, refuse_known, verify, verify_again, verify_isolated
 from farthing.torch.gradients import clipping, isolation, tape
-from farthing.torch.gradients.allowance import allowance
+from farthing.torch.gradients.allowance import allowance, at_once
 from farthing.torch.gradients.clipping import Automatic, ClipRule
 from farthing.torch.gradients.graphs import HUGE, Graphs, Live, weakly
 from farthing.torch.gradients.isolation import Isolation
@@ -66,7 +66,7 @@ class Gradient:
     autocast : torch.dtype, optional
         The dtype of mixed precision. None: full precision. Norms and sums stay in float32.
     route : str, default "fast"
-        "fast" for book-keeping, by the fastest way on the first batch, or one of its ways to norms "rows",
+        "fast" for book-keeping, by the fastest way for its shapes, or one of its ways to norms "rows",
         "again" and "gram" (`farthing.torch.gradients.terms`). "vmap" and "loop" keep examples from meeting by
         construction (`farthing.torch.gradients.isolation`), slower and in full precision: in a lane of vmap
         each, or one after the other. "auto": "fast", and what that cannot follow by "vmap" or "loop".
@@ -158,11 +158,11 @@ class Gradient:
                 "give a smaller number"
             ) from None
 
-    @property
-    def _huge(self) -> bool:
-        """Whether a second sum in float64 would take too much memory."""
-        plain = self._stack is None and self.isolation is None
-        return plain and self._first.is_cuda and self.layout.size >= HUGE
+    def _onto(self, parts: int) -> int:
+        """Return how many of so many parts are added in float32 where their sum lies; 1 for none."""
+        plain, expected = self._stack is None and self.isolation is None, self.expected_batch_size
+        small = parts > 1 and expected is not None and blocks.adds_up(expected)
+        return blocks.ONTO if plain and (self.layout.size >= HUGE if self._first.is_cuda else small) else 1
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -188,12 +188,13 @@ class Gradient:
         if not self.checked.holds(self.model, self.loss):
             made_up = getattr(batch, "made_up", lambda: next(batch.physical_batches(1)))
             self._checked_publicly(*made_up())  # of which an empty batch has one, too
-        few, onto = totals.parts_in_place(len(batch)) if self._huge else 0, 0
+        few, onto = self._onto(self._ways.allowance.parts), 0
+        few, in_place = few if self._blocks(batch) else totals.parts_in_place(len(batch)), few > 1
         for (inputs, targets, weights), context in self._parts(batch):
-            onto = onto + 1 if total is not None and onto + 1 < few else 0
+            onto = onto + 1 if in_place and total is not None and onto + 1 < few else 0
             if total is not None and not onto:
                 parts.put(total)
-            with context, totals.in_place(self._huge):
+            with context, totals.in_place(in_place):
                 total = self._sum_of(inputs, targets, weights, rule, total, onto > 0)
         return self._empty(rule).zero_() if total is None else parts.whole(total)
 
@@ -221,7 +222,7 @@ class Gradient:
 
     def _parts(self, batch: Any) -> Iterator[tuple[Any, Any]]:
         """Yield the parts of a batch, each with the context in which its sums are made."""
-        count = self._blocks(batch)
+        count, onto = self._blocks(batch), self._onto(self._ways.allowance.parts)
         if not count:
             for part in batch.physical_batches(self._evenly(getattr(batch, "largest", len(batch)))):
                 yield part, nullcontext()
@@ -230,13 +231,13 @@ class Gradient:
         most = (self._evenly(len(batch)) or len(batch)) // batch.examples.width
         if count == 1 and 0 < len(batch) <= most:  # one block, in any order
             for part in batch.physical_batches():
-                yield part, blocks.blocked((len(batch),), self.expected_batch_size, count)
+                yield part, blocks.blocked((len(batch),), self.expected_batch_size, count, onto)
             return
         (places, sizes), start = blocks.drawn_blocks(len(batch), count), 0
         for members in blocks.together(sizes, most):
             here, start = places[start : start + sum(members)], start + sum(members)
             for part in batch.take(here).physical_batches():
-                yield part, blocks.blocked(tuple(members), self.expected_batch_size, count)
+                yield part, blocks.blocked(tuple(members), self.expected_batch_size, count, onto)
 
     def _blocks(self, batch: Any) -> int:
         """Return the number of blocks; 0 where sums are not made in blocks: no record decides."""
@@ -245,7 +246,8 @@ class Gradient:
             return 0
         if self._first.device.type != "cpu" or self._positions == 0 or self.autocast is not None:
             return 0
-        return blocks.block_count(self.expected_batch_size, self._positions, self.most_rows())
+        onto = self._onto(self._ways.allowance.parts)
+        return blocks.block_count(self.expected_batch_size, self._positions, self.most_rows(), onto)
 
     def _evenly(self, examples: int) -> int | None:
         """Return the rows of a part, so that all parts are about as long: each has a cost of its own."""
@@ -263,7 +265,8 @@ class Gradient:
             return most if self.physical_batch_size is None else min(most, self.physical_batch_size)
         if self._passes is None or self._stack is not None:
             return self.physical_batch_size
-        limits = [self.physical_batch_size, self._ways.allowance.rows(self.expected_batch_size)]
+        expected = at_once(self.expected_batch_size, self.physical_batch_size)
+        limits = [self.physical_batch_size, self._ways.allowance.rows(expected)]
         if self._first.device.type == "cpu":
             held = _HELD // 16 if self._memory is Memory.SPACE else _HELD
             limits.append(max(_FEW, held // max(1, self._passes.plan.held)))
@@ -351,8 +354,8 @@ class Gradient:
                     verify_isolated(self.isolation, self.model, self.loss, source, self.rows, kept, alike)
             self._passes, self.checked = passes, Makeup(self.model, self.loss)
             if passes is not None and self._memory is Memory.BALANCED:
-                given = min(self.expected_batch_size or _FEW, self.physical_batch_size or 2**30)
-                self._ways.allowance = allowance(passes, source, given, fused(device), self._huge)
+                given = at_once(self.expected_batch_size, self.physical_batch_size) or _FEW
+                self._ways.allowance = allowance(passes, source, given, fused(device), self._onto(2) > 1)
             self._stack = self._stacked(source)
             if passes is not None:
                 passes.plan.checking = False  # what follows is of private examples, and settles nothing
@@ -371,7 +374,7 @@ class Gradient:
                     self._positions = most_positions(passes, made_up)
                 sketch = Sketch(self.layout.sizes)
                 rows = partial(passes.rows, sketch=sketch)
-                size = int(min(self.expected_batch_size or 0, self.physical_batch_size or 2**30))
+                size = int(at_once(self.expected_batch_size, self.physical_batch_size) or 0)
                 kept = self._leftovers(rows, source)
                 verify(self.model, self.loss, source, rows, kept, sketch, size, self.autocast)
             except Exception as error:

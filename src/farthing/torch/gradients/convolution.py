@@ -18,6 +18,7 @@ from farthing.torch.kernels.totals import exact
 _POSITIONS = 64  # of a gradient that is rather made twice than kept
 _LARGER = 4  # times as large as what it is made of
 _TAPS = 64  # in a line, up to which a GPU's kernel for depthwise convolutions is compiled within seconds
+_GRAM = 0.12  # products of Gram matrices, of those of rows: windows are copied for the former
 _FILTERS = 8  # of a group, at least, for which lanes of a processor are not mostly empty
 
 
@@ -84,6 +85,11 @@ class Windows(Term):
     def routes(self) -> tuple[Route, ...]:
         rows = Route.ROWS if self.keeps else Route.AGAIN
         return (rows, Route.GRAM) if self.positions**2 <= self.size else (rows,)
+
+    def quicker(self) -> int:
+        filters = self.module.out_channels // self.module.groups
+        products = self.positions * (filters + self.size // self.module.out_channels)
+        return int(products <= _GRAM * self.size / self.module.groups)
 
     def recomputes(self) -> bool:
         """Return whether making rows twice in registers takes less time than writing and reading them once.

@@ -186,26 +186,23 @@ def _projections(
     """Return query, key and value each by its own third of the weights."""
     biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
     deltas: dict[int, Tensor] = {}
-    open_ = [True]
+    given = [tuple(x.detach() for x in sides)]  # let go with the last gradient, and not with all of the graph
+    outs = [F.linear(x, weight, bias) for x, weight, bias in zip(sides, parts, biases, strict=True)]
+    shapes = [out.shape for out in outs]
 
     def then(n: int, delta: Tensor) -> None:
         deltas[n] = delta
-        if len(deltas) == len(sides):
+        if len(deltas) == len(shapes):
             end()
 
-    outs = [
-        tape.watch(F.linear(x, weight, bias), partial(then, n))
-        for n, (x, weight, bias) in enumerate(zip(sides, parts, biases, strict=True))
-    ]
-
     def end() -> None:
-        if not open_:
+        if not given:
             return
-        open_.clear()
-        given = [deltas.pop(n) if n in deltas else torch.zeros_like(outs[n]).float() for n in range(3)]
-        us = [Factor(tape.grouped(delta, 0)) for delta in given]
+        seen = given.pop()
+        found = [deltas.pop(n) if n in deltas else x.new_zeros(shapes[n]).float() for n, x in enumerate(seen)]
+        us = [Factor(tape.grouped(delta, 0)) for delta in found]
         outers: list[Term] = [
-            Outer(u, Factor(tape.grouped(x.detach(), 0).float())) for u, x in zip(us, sides, strict=True)
+            Outer(u, Factor(tape.grouped(x, 0).float())) for u, x in zip(us, seen, strict=True)
         ]
         if module.in_proj_weight is not None:
             tape.put(module.in_proj_weight, lambda: Blocks(outers))
@@ -214,7 +211,7 @@ def _projections(
         tape.put(module.in_proj_bias, lambda: Blocks([summed(u) for u in us]))
 
     tape.finally_(end)
-    return outs
+    return [tape.watch(out, partial(then, n)) for n, out in enumerate(outs)]
 
 
 def _same(term: Term) -> Term:

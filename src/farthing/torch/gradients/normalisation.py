@@ -31,7 +31,7 @@ def norm(tape: Tape, module: Any, own: Any, input: Tensor) -> Tensor:
     axis = tape.axes(use)[0][0]
     if isinstance(module, nn.GroupNorm) and axis == 0 and _by_kernel(module, input):
         normed: Tensor = _GroupNorm.apply(input, tape.plan.anchor, module, tape)
-        tape.holdings.note(input, normed)
+        tape.note(normed, input)
         return normed
     out: Tensor = own(input)
     last = len(module.normalized_shape) if isinstance(module, nn.LayerNorm | nn.RMSNorm) else 0

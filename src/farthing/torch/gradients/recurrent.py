@@ -87,7 +87,8 @@ class _Gru(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, reset: Any) -> Any:
         """Return all states for x (steps, records, 3 · width).
 
-        The backward pass hands what reset gates leave of the candidates' gradients to the list ``reset``.
+        The backward pass hands the list ``reset`` the states before each step, and what reset gates leave of
+        the candidates' gradients.
         """
         count, records, width = len(x), len(h), h.shape[1]
         gates, inner = torch.empty_like(x), torch.empty_like(x[0])
@@ -126,7 +127,7 @@ class _Gru(torch.autograd.Function):
             inner[:, : 2 * width], inner[:, 2 * width :] = now[:, : 2 * width], scaled[t]
             torch.mm(inner, weight, out=back)
             torch.addcmul(back, h, z[t], out=h)
-        ctx.reset.append(scaled.transpose(0, 1))
+        ctx.reset += states[:-1].transpose(0, 1), scaled.transpose(0, 1)
         return found, h, None, None, None
 
 
@@ -207,9 +208,10 @@ def _sweep(
     first, kept, resets = h.detach(), list[Tensor](), list[Tensor]()
 
     def then(delta: Tensor) -> None:
-        u = Factor(tape.grouped(delta, 0))
-        out, hidden = kept[0].float(), u
-        states = torch.cat([first.float()[:, None], out[:, :-1]], 1)
+        u = hidden = Factor(tape.grouped(delta, 0))
+        states = kept[0].float()
+        if len(kept) < 2:  # outputs only
+            states = torch.cat([first.float()[:, None], states[:, :-1]], 1)
         if isinstance(module, nn.GRU):
             r, z, n = delta.chunk(3, -1)
             if resets:  # of all steps at once, from the states that cuDNN found
@@ -226,11 +228,11 @@ def _sweep(
     weights = steps.LayerWeights(w_ih, w_hh, b_ih, b_hh)
     if isinstance(module, nn.LSTM) and w_hr is None and steps.fits(x, weights):
         out, c = steps.Lstm.apply(tape.plan.anchor, x, h, c, weights, then)  # type: ignore[no-untyped-call]
-        tape.holdings.note(x, out, steps=x.shape[1])
+        tape.note(out, x, steps=x.shape[1])
         kept.append(out.detach())
         return out, out[:, -1], c
     gates = tape.watch(F.linear(x, w_ih, b_ih), then)
-    tape.holdings.note(x, steps=x.shape[1])
+    tape.note(x, steps=x.shape[1])
     kind = gates.dtype
     if _by_library(gates, module):
         if isinstance(module, nn.GRU):
@@ -245,7 +247,6 @@ def _sweep(
         return out, out[:, -1], c
     if isinstance(module, nn.GRU):
         out = gru(gates, h.to(kind), *_cast(kind, w_hh, b_hh), kept)
-        kept.append(out.detach())
         return out, out[:, -1], None
     outs = []
     for step in gates.unbind(1):

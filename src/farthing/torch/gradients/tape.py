@@ -89,6 +89,7 @@ class Tape:
         self.shared: frozenset[int] = frozenset()  # memory of parameters and buffers
         self.rowed: dict[int, int] = {}  # how many rows a record has in tensors that an operation is given
         self.at = 0  # the use whose output's gradient came last
+        self.since: dict[int, int] = {}  # the use with which the first of a parameter's several terms came
 
     @property
     def rows(self) -> int:
@@ -192,7 +193,7 @@ class Tape:
         if not out.requires_grad:
             out = _Anchor.apply(out, self.plan.anchor)
         native = as_is and self.factored
-        number = 0 if self._again else self.holdings.note(out, *keep)
+        number = 0 if self._again else self.note(out, *keep)
 
         def seen(delta: Tensor, *kept: Tensor) -> None:
             self.at = number
@@ -212,6 +213,12 @@ class Tape:
             watched.register_hook(called)
         return out
 
+    def note(self, out: Tensor, *others: Tensor, steps: int = 1) -> int:
+        """Note the memory of what a use of a layer gives and takes; return the use's number."""
+        return self.holdings.note(
+            out, *others, steps=steps, part=self.plan.checkpoints if self._inside else None
+        )
+
     def multiplied(self, x: Tensor) -> Tensor:
         """Return an input as autocast multiplies it, so that what a term keeps is what autograd keeps."""
         kind = x.device.type
@@ -222,18 +229,22 @@ class Tape:
     def project(self, x: Tensor, weight: Tensor, bias: Tensor | None, axis: int | None) -> Tensor:
         """Return x Wᵀ + b, for any leading dimensions, and note δ ⊗ x and δ, summed over positions."""
         x = self.multiplied(x)
-        out = F.linear(x, weight, bias)
+        flat = bool(self._inside or self._again) and x.ndim > 2 and axis is not None
+        out = F.linear(x.flatten(0, -2) if flat else x, weight, bias)  # what torch makes of more is a view
         if axis is None:
             out = self.spread(out)
 
         def then(delta: Tensor, seen: Tensor) -> None:
+            if flat:
+                delta = delta.reshape(*seen.shape[:-1], -1)
             if seen.dtype is not delta.dtype:
                 seen, delta = seen.float(), delta.float()
             u = Factor(self.grouped(delta, 0 if axis is None else axis))
             self.put(weight, lambda: Outer(u, Factor(self.grouped(seen, axis))))
             self.put(bias, lambda: summed(u))
 
-        return self.watch(out, then, as_is=True, keep=(x,))
+        found = self.watch(out, then, as_is=True, keep=(x,))
+        return found.view(*x.shape[:-1], -1) if flat else found
 
     def spread(self, out: Tensor) -> Tensor:
         """Return an output that all examples share, once for each, so that its gradients stay apart."""
@@ -247,10 +258,11 @@ class Tape:
         """Take the term of one use of a parameter."""
         if p is None or (slot := self.plan.slots.get(id(p))) is None:
             return
-        if self._uses[slot] == 1:
-            self._put(slot, term())
-        else:
-            self._terms[slot].append(term())
+        terms = self._terms[slot]
+        terms.append(term())
+        self.since.setdefault(slot, self.at)
+        if len(terms) == self._uses[slot]:
+            self._put(slot, SumTerm.of(self._terms.pop(slot)))
 
     def copies(self, p: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Return a parameter once for each record, an example's copies being one: its gradients are rows."""
@@ -282,9 +294,8 @@ class Tape:
         """Call the registered functions, and hand on the remaining terms, after the backward pass."""
         for end in self._ends:
             end()
-        for slot, terms in self._terms.items():
-            self._put(slot, SumTerm.of(terms))
-        self._terms.clear()
+        for slot in list(self._terms):
+            self._put(slot, SumTerm.of(self._terms.pop(slot)))
 
 
 Loss = Callable[[Any, Any], Tensor]

@@ -1,11 +1,11 @@
-"""Choose how terms compute their norms: the fastest way at first sight, and the memory that it uses.
+"""Choose how terms compute their norms, and what they keep, so that a step stays within its memory.
 
-The choice depends on shapes, on timings and on settings, never on a record: on a CPU the ways of a term are
-timed on some examples of the first batch. All ways give the same sums, up to rounding.
+The choice depends on shapes and settings, never on a record: rows that take no more memory than their factors
+are kept, and on a CPU all else follows from the numbers of products that each way takes. On a GPU, ways that
+take the same memory are timed on the first batch. All ways give the same sums, up to rounding.
 """
 
 import math
-import time
 from enum import StrEnum
 from typing import Any
 
@@ -16,9 +16,7 @@ from farthing.torch.gradients.allowance import KeptRows
 from farthing.torch.gradients.convolution import Windows
 from farthing.torch.gradients.joint_terms import Blocks
 from farthing.torch.gradients.terms import Route, RowTerms, Term
-from farthing.torch.kernels import blocks
 
-_SOME = 16  # examples on which ways are timed: what all of them take would be the most memory of the run
 _NAP = 2_000_000  # cycles, about a millisecond: a GPU waits while what is to be timed is launched
 
 
@@ -69,14 +67,16 @@ class Ways:
         return self._spaces[slot]
 
     def _routed(self, slot: Any, term: Term) -> Route:
-        """Return the way to a term's norm: fixed, or the fastest when first seen."""
-        if self._route is None and isinstance(term, Windows) and term.recomputes():
-            return Route.AGAIN
+        """Return the way to a term's norm: the one asked for, one by shapes, or a GPU's fastest at first."""
         options = term.routes()
-        if len(options) == 1:
-            return options[0]
         if self._route is not None:
             return self._route if self._route in options else options[0]
+        if isinstance(term, Windows) and term.recomputes():
+            return Route.AGAIN
+        if len(options) == 1 or term.bytes <= term.made_of():
+            return options[0]
+        if term.device.type == "cpu":
+            return options[term.quicker()]
         key = slot, options
         if key not in self.routes:
             self.routes[key] = fastest(term, options)
@@ -84,7 +84,7 @@ class Ways:
 
 
 def fastest(term: Term, options: tuple[Route, ...]) -> Route:
-    """Return the first option, unless another takes clearly less time; each three times, by turns."""
+    """Return the first option, unless another clearly takes less of a GPU's time; thrice each, by turns."""
     best = dict.fromkeys(options, math.inf)
     for _ in range(3):
         for option in options:
@@ -94,15 +94,10 @@ def fastest(term: Term, options: tuple[Route, ...]) -> Route:
 
 
 def _seconds(term: Term, route: Route) -> float:
-    """Return how long a term takes by a route: on a CPU for some examples, on a GPU without launches."""
-    again = term.fresh(None if term.device.type == "cuda" else _SOME)
+    """Return how long a term takes by a route, without launches."""
+    again = term.fresh()
     again.route = route
     out = torch.zeros(term.size, device=term.device, dtype=torch.float32)
-    if term.device.type != "cuda":
-        start = time.perf_counter()
-        with blocks.some_blocks(again.examples):
-            again.add(again.norms(), out)
-        return time.perf_counter() - start
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(_NAP)
     first.record()

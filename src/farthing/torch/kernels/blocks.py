@@ -4,13 +4,15 @@
 secret; let sums of blocks be computed apart and added in float64. A block of L examples is summed in pieces
 of K rows, and the rows of its examples have Σ_t |u_t| |v_t| <= κ |t_i|; a block with an example beyond κ is
 summed in float64. Let B follow from the public expected batch size N, K from that and the block alone, and
-(K + 3) L <= c (3 · 2¹⁴ - 2m), where c is √3 if an example is one row (κ = 1), and else 1/κ. Then for
+(K + 3) L <= c (3 · 2¹⁴ - (1 + p) m), where c is √3 if an example is one row (κ = 1), and else 1/κ, and sums
+of up to p parts are added in float32 before they are added in float64. Then for
 n <= m = 5/4 N + 64 examples (Poisson batches are larger with probability e⁻²⁷ at N = 200, and need n 2⁻²²
 more slack then), and as long as nobody's term depends on who is beside it, the noisy sum has the price of its
 mechanism at the same slack. Proof: given the blocks of the others, neighbours have the same sums of all
 blocks but one, bit by bit. That one is computed twice, with the example and without (or with another), each
 time within (K + 3) L u C / c of its exact sum, by the lemma or, for several rows, by the theorem of
-`farthing.torch.kernels.totals`; parts and the result round to float32, n u C each. So the sums are apart by
+`farthing.torch.kernels.totals`. Parts and the result round to float32, n u C each, and so does every addition
+of a part to those before it, of which there are p - 1 at most for any term. So the sums are apart by
 the example's term and 3/4 of `SLACK`. Blocks do not depend on the records, and divergences are jointly
 convex, so that the mixture over blocks costs no more. ∎ What counts is the length of one block, about 240, in
 place of n.
@@ -45,9 +47,13 @@ from farthing.noise import native
 from farthing.noise.streams import Stream
 
 ROUNDINGS = 3 * 2**14  # h n: two neighbours, 2⁻²⁴ a rounding, three quarters of the slack
+ONTO = 8  # parts that are added where the sum lies
 _FULL = 0.92  # of the longest block in one piece, for those that are drawn to be longer
 _IN_A_PIECE = 3  # of K + 3
 _TOGETHER = 2  # sums of blocks that are added at once: more are beyond a core's cache
+_FEWEST = (
+    8  # examples of a block that must be shorter than the theorem asks: by chance few have twice as many
+)
 _SHORTEST = 48  # rows of a product in float32 that is quicker than one in float64
 _NARROW, _SMALL = 16, 2**24  # outputs, and products and sums that one core makes in a millisecond
 
@@ -74,10 +80,13 @@ def active() -> bool:
 
 
 @contextmanager
-def blocked(sizes: tuple[int, ...], expected: float, count: int) -> Iterator[None]:
-    """Say that the examples of a part are whole blocks of these sizes, of ``count`` in a batch."""
+def blocked(sizes: tuple[int, ...], expected: float, count: int, onto: int = 1) -> Iterator[None]:
+    """Say that the examples of a part are whole blocks of these sizes, of ``count`` in a batch.
+
+    ``onto``: how many parts are added in float32.
+    """
     before = _part.blocks, _part.spare, _part.usual, _part.pieces
-    _part.blocks, _part.spare, _part.pieces = sizes, _spare(expected), {}
+    _part.blocks, _part.spare, _part.pieces = sizes, _spare(expected, onto), {}
     _part.usual = expected / count if count > 1 else math.inf
     try:
         yield
@@ -85,27 +94,34 @@ def blocked(sizes: tuple[int, ...], expected: float, count: int) -> Iterator[Non
         _part.blocks, _part.spare, _part.usual, _part.pieces = before
 
 
-def _spare(expected: float) -> float:
+def _spare(expected: float, onto: int) -> float:
     """Return (K + 3) L / c: what the roundings of parts and of the result leave of all."""
-    return ROUNDINGS - 2.0 * (1.25 * expected + 64)
+    return ROUNDINGS - (1.0 + onto) * (1.25 * expected + 64)
 
 
-def block_count(expected: float, positions: int = 1, most: int | None = None) -> int:
+def adds_up(expected: float) -> bool:
+    """Return whether parts of a batch may be added where their sum lies: for half of all roundings."""
+    return _spare(expected, ONTO) >= ROUNDINGS / 2
+
+
+def block_count(expected: float, positions: int = 1, most: int | None = None, onto: int = 1) -> int:
     """Return how many blocks a batch is put into, for products over so many positions.
 
     A block is to have at most ``most`` examples, but by chance. 0: there is no theorem, or blocks would be
-    short and slow.
+    short: slow, or often much longer than is asked.
 
     >>> block_count(100), block_count(4096), block_count(512, positions=16), block_count(2**20)
     (1, 18, 29, 0)
     >>> block_count(4096, most=100), block_count(4096, most=30)
     (62, 0)
     """
-    left = _most(_spare(expected), positions) / positions
+    left = _most(_spare(expected, onto), positions) / positions
     if left <= 0:
         return 0
     longest = math.inf if most is None else most / 1.5
     size = max(1.0, min(_FULL * math.sqrt(left), longest))
+    if size == longest < min(_FEWEST, expected):
+        return 0
     if positions == 1 and size < expected <= min(_FULL * math.sqrt(2 * left), longest):
         size = expected  # two pieces of one block are as quick as two blocks, and nothing is drawn
     return max(1, math.ceil(expected / size)) if min(size, expected) * positions >= _SHORTEST else 0
@@ -146,18 +162,6 @@ def together(sizes: list[int], most: int) -> Iterator[list[int]]:
         part.append(size)
     if any(part):
         yield part
-
-
-@contextmanager
-def some_blocks(examples: int) -> Iterator[None]:
-    """Treat some examples as blocks of the usual size, to measure how long sums take."""
-    usual = max(1, round(min(_part.usual, examples)))
-    before = _part.blocks, _part.pieces
-    _part.blocks, _part.pieces = tuple(min(usual, examples - n) for n in range(0, examples, usual)), {}
-    try:
-        yield
-    finally:
-        _part.blocks, _part.pieces = before
 
 
 def product(

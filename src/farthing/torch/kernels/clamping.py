@@ -89,9 +89,12 @@ def _by_kernel(many: Callable[..., Tensor], given: tuple[Tensor, ...], limit: Te
 
 
 def _compiled(delta: Any, a: Any, limits: Any, out: Tensor, threads: int = 1) -> bool:
-    """Add the sum by the kernel in C: in a few pieces that may be added in float32, or in float64."""
+    """Add the sum by the kernel in C: in a few pieces that may be added in float32, or in float64.
+
+    Where parts of a batch are added where their sum lies, no roundings are left for pieces of each.
+    """
     most, examples = totals.chain(len(delta)), len(delta)
-    if examples <= 6 * most:  # a call adds its examples up, and then all of them to the sum: 6 roundings more
+    if examples <= 6 * most and not totals.is_in_place():  # each call adds onto the sum: 6 more
         target = out.detach().numpy()
         pieces = [slice(start, start + most) for start in range(0, examples, most)]
         return all(

@@ -24,9 +24,11 @@ norm, measured in float32 in blocks (and rounded up where positions cancel), its
   numbers; the kernel adds those in float64 as well;
 * products over several positions (tokens, on a CPU also windows) and embeddings: in float64, since the terms
   of one example may cancel, and positions times examples is many; those of linear layers in blocks, as above;
-* clamped gradients, coordinate by coordinate: in float64, or in pieces of h examples;
-* parts of a batch and ranks: in float64; those of very large models (`in_place`) one on top of the other, in
-  float32, with a quarter of h for it.
+* clamped gradients, coordinate by coordinate: in float64, or, unless parts are added where their sum lies, in
+  pieces of h examples;
+* parts of a batch and ranks: in float64; those of very large models on a GPU, and of small batches on a CPU
+  (`in_place`), one on top of the other, in float32, with a quarter of h for it, or counted by the theorem of
+  `farthing.torch.kernels.blocks`.
 
 **What the theorem takes as given.** What is computed of one example alone (activations, output gradients,
 rows) must not depend on who is beside it; libraries choose other kernels for other sizes, and such last bits
@@ -142,6 +144,11 @@ def in_place(wanted: bool) -> Iterator[None]:
         yield
     finally:
         _batch.in_place = before
+
+
+def is_in_place() -> bool:
+    """Return whether sums of this thread are made one on top of the other."""
+    return _batch.in_place
 
 
 def level(records: int = 1) -> int:
