@@ -399,7 +399,7 @@ def test_parts_of_a_huge_models_batch_are_added_where_the_sum_lies(monkeypatch):
     batch = Examples((torch.randn(40, 5), torch.arange(40) % 3)).take(slice(None))
     loss = nn.CrossEntropyLoss(reduction="none")
     expected = Gradient(model, loss).bounded_sum(batch, None, ClipNorm(0.1))
-    monkeypatch.setattr(Gradient, "_onto", lambda self, parts: 8)
+    monkeypatch.setattr(Gradient, "_onto", lambda self, parts=0: 8)
     put, seen, chain = [], [], totals.chain
 
     def watched(records=1):
@@ -418,7 +418,7 @@ def test_parts_of_a_huge_models_batch_are_added_where_the_sum_lies(monkeypatch):
 
 
 def test_more_parts_than_roundings_allow_are_added_in_float64(monkeypatch):
-    monkeypatch.setattr(Gradient, "_onto", lambda self, parts: 8)
+    monkeypatch.setattr(Gradient, "_onto", lambda self, parts=0: 8)
     monkeypatch.setattr(totals, "parts_in_place", lambda records=1: 3)
     put = []
     plain = totals.Parts.put

@@ -153,15 +153,14 @@ class Gradient:
         except torch.OutOfMemoryError:  # how much was asked for would tell how many were drawn
             if self.isolation is Isolation.LOOP:  # where an example's values may decide it: that one fails
                 raise
-            raise OutOfMemory(
-                f"there is no memory for a batch of physical_batch_size={self.physical_batch_size} rows: "
-                "give a smaller number"
-            ) from None
+            rows = f"physical_batch_size={self.physical_batch_size} rows: give a smaller number"
+            raise OutOfMemory(f"there is no memory for a batch of {rows}") from None
 
-    def _onto(self, parts: int) -> int:
-        """Return how many of so many parts are added in float32 where their sum lies; 1 for none."""
+    def _onto(self, parts: int = 0) -> int:
+        """Return how many parts of all, or of so many, are added in float32 where their sum lies; 1: none."""
         plain, expected = self._stack is None and self.isolation is None, self.expected_batch_size
-        small = parts > 1 and expected is not None and blocks.adds_up(expected)
+        several = (parts or self._ways.allowance.parts) > 1
+        small = several and expected is not None and blocks.adds_up(expected)
         return blocks.ONTO if plain and (self.layout.size >= HUGE if self._first.is_cuda else small) else 1
 
     @property
@@ -188,7 +187,7 @@ class Gradient:
         if not self.checked.holds(self.model, self.loss):
             made_up = getattr(batch, "made_up", lambda: next(batch.physical_batches(1)))
             self._checked_publicly(*made_up())  # of which an empty batch has one, too
-        few, onto = self._onto(self._ways.allowance.parts), 0
+        few, onto = self._onto(), 0
         few, in_place = few if self._blocks(batch) else totals.parts_in_place(len(batch)), few > 1
         for (inputs, targets, weights), context in self._parts(batch):
             onto = onto + 1 if in_place and total is not None and onto + 1 < few else 0
@@ -222,7 +221,7 @@ class Gradient:
 
     def _parts(self, batch: Any) -> Iterator[tuple[Any, Any]]:
         """Yield the parts of a batch, each with the context in which its sums are made."""
-        count, onto = self._blocks(batch), self._onto(self._ways.allowance.parts)
+        count, onto = self._blocks(batch), self._onto()
         if not count:
             for part in batch.physical_batches(self._evenly(getattr(batch, "largest", len(batch)))):
                 yield part, nullcontext()
@@ -242,12 +241,10 @@ class Gradient:
     def _blocks(self, batch: Any) -> int:
         """Return the number of blocks; 0 where sums are not made in blocks: no record decides."""
         tensors = getattr(getattr(batch, "examples", None), "tensors", None)
-        if self.expected_batch_size is None or tensors is None or totals.shared(len(batch)):
+        other = self._first.device.type != "cpu" or self._positions == 0 or self.autocast is not None
+        if other or self.expected_batch_size is None or tensors is None or totals.shared(len(batch)):
             return 0
-        if self._first.device.type != "cpu" or self._positions == 0 or self.autocast is not None:
-            return 0
-        onto = self._onto(self._ways.allowance.parts)
-        return blocks.block_count(self.expected_batch_size, self._positions, self.most_rows(), onto)
+        return blocks.block_count(self.expected_batch_size, self._positions, self.most_rows(), self._onto())
 
     def _evenly(self, examples: int) -> int | None:
         """Return the rows of a part, so that all parts are about as long: each has a cost of its own."""
