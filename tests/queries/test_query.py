@@ -76,3 +76,13 @@ def test_an_algorithm_ends_by_itself_when_the_budget_is_spent_and_not_otherwise(
 def test_an_algorithm_that_yields_no_steps_is_told_so():
     with pytest.raises(InvalidValue, match=r"must yield ft\.Step.* got int"):
         run([1])
+
+
+def test_a_run_shows_its_steps_where_that_is_asked_for(capsys):
+    steps = [Step(t, None) for t in (1, 2)]
+    assert run(steps).steps == 2
+    assert capsys.readouterr().err == ""
+    run(steps, stop=lambda step: True, progress=True)
+    run(steps, progress=True)
+    shown = capsys.readouterr().err.split("\n")
+    assert [line.split("\r")[-1].split(" in ")[0] for line in shown[:2]] == ["1 step", "2 steps"]

@@ -32,6 +32,7 @@ from farthing.queries.events import Event, PersonalEvent, RepeatedEvent, TurnEve
 from farthing.queries.mechanisms import Mechanism
 from farthing.queries.personal import Personal
 from farthing.queries.samplers import Everyone, Indices, Sampler, refuse_more, refuse_overlap
+from farthing.queries.step_counter import StepCounter
 
 Array = NDArray[np.float64]
 P = ParamSpec("P")
@@ -450,7 +451,7 @@ def until_spent(algorithm: Callable[P, Iterator[Step]]) -> Callable[P, Iterator[
     return ends
 
 
-def run(steps: Iterable[Step], stop: Callable[[Step], bool] | None = None) -> Run:
+def run(steps: Iterable[Step], stop: Callable[[Step], bool] | None = None, progress: bool = False) -> Run:
     """Run an algorithm to its end, or until ``stop`` returns True.
 
     Parameters
@@ -460,6 +461,8 @@ def run(steps: Iterable[Step], stop: Callable[[Step], bool] | None = None) -> Ru
     stop : callable, optional
         A function of a step that returns True to end the run. It sees public values only, so stopping costs
         no budget.
+    progress : bool, default False
+        Whether to show the number of steps and the time on standard error.
 
     Returns
     -------
@@ -478,14 +481,19 @@ def run(steps: Iterable[Step], stop: Callable[[Step], bool] | None = None) -> Ru
     3
     """
     last, receipts, reason = None, list[Receipt](), "the algorithm ended or its budget is spent"
+    counter = StepCounter() if progress else None
     for step in steps:
         if not isinstance(step, Step):
             raise InvalidValue(f"an algorithm must yield ft.Step(t, w), got {type(step).__name__}")
         last = step
         receipts += step.receipts
+        if counter is not None:
+            counter.show(step.t)
         if stop is not None and stop(step):
             reason = "stopped by rule"
             break
     if last is None:
         raise BudgetSpent("the budget does not allow a single step")
+    if counter is not None:
+        counter.end(last.t)
     return Run(last.w, last.t, tuple(receipts), reason)
