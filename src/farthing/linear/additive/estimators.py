@@ -380,9 +380,9 @@ class GradientBoostingRegressor(_ShapeRegressor):
     >>> import numpy as np
     >>> import farthing as ft
     >>> X = np.random.default_rng(0).uniform(size=(9000, 2))
-    >>> y = np.where(X[:, 0] > 0.5, X[:, 1], 1 - X[:, 1])  # neither feature tells anything alone
+    >>> y = X[:, 0] * X[:, 1]  # shapes of single features explain 0.86 of it
     >>> model = ft.GradientBoostingRegressor(2.0, 1e-6, bounds=(0, 1), target_bounds=(0, 1)).fit(X, y)
-    >>> bool(model.score(X, y) > 0.3)
+    >>> bool(model.score(X, y) > 0.9)
     True
     """
 
